@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from minidl.kernels import check
 from minidl.ops import unary
 from minidl.ops.activation import elu, sigmoid, tanh
 from minidl.ops.compare import ge, gt, isinf, isnan, le, lt, ne
 from minidl.ops.conditional import clamp, where
-from minidl.ops.elementwise import add, div, maximum, minimum, mul, sub
+from minidl.ops.elementwise import add, div, maximum, mul, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.join import cat
 from minidl.ops.linalg import bmm, dot, matmul
@@ -19,7 +20,7 @@ from minidl.ops.powers import reciprocal, sqrt
 from minidl.ops.rearrange import chunk, flip
 from minidl.ops.resample import pad
 from minidl.ops.scatter_gather import index_select
-from minidl.ops.shape import diagonal, expand, flatten, reshape, transpose, unsqueeze
+from minidl.ops.shape import clone, diagonal, expand, flatten, reshape, to, transpose, unsqueeze
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
@@ -59,16 +60,24 @@ def rad2deg(input: Tensor) -> Tensor:
 
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Scalar = 1) -> Tensor:
     """Return input + value tensor1 tensor2, broadcast."""
-    return add(input, mul(tensor1, tensor2), alpha=value)
+    return _wide(lambda x, a, b: add(x, mul(a, b), alpha=value), input, tensor1, tensor2)
 
 
 def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Scalar = 1) -> Tensor:
     """Return input + value tensor1 / tensor2, broadcast."""
-    return add(input, div(tensor1, tensor2), alpha=value)
+    return _wide(lambda x, a, b: add(x, div(a, b), alpha=value), input, tensor1, tensor2)
+
+
+def _wide(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return a function, of 16-bit tensors computed in float32, whose products do not overflow."""
+    dtype = tensors[0].dtype
+    if dtype not in (torch.float16, torch.bfloat16) or any(x.dtype != dtype for x in tensors):
+        return function(*tensors)
+    return to(function(*(to(x, torch.float32) for x in tensors)), dtype)
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
-    """Return log(e^input + e^other), without overflow, broadcast. Raises TypeError for integers."""
+    """Return log(e^input + e^other), without overflow, broadcast."""
     # Equal infinities have no difference.
     difference = where(input == other, 0.0, sub(input, other))
     return add(maximum(input, other), unary.log1p(unary.exp(unary.neg(unary.abs(difference)))))
@@ -76,12 +85,13 @@ def logaddexp(input: Tensor, other: Tensor) -> Tensor:
 
 def xlogy(input: Tensor, other: Tensor) -> Tensor:
     """Return input log(other), and 0 where input is 0 unless other is NaN; broadcast."""
-    zero = (input == 0) & ~isnan(other)
+    zero = (input == 0) & (le(other, 0) | isinf(other))  # elsewhere log(other) is the gradient of input
     return where(zero, 0.0, mul(input, unary.log(where(zero, 1.0, other))))
 
 
 def logit(input: Tensor, eps: float | None = None) -> Tensor:
-    """Return log(input / (1 - input)), of input limited to [eps, 1 - eps] if eps is set; NaN outside [0, 1]."""
+    """Return log(input / (1 - input)), of input limited to [eps, 1 - eps] if eps is set; NaN outside [0, 1], where the
+    gradient is 1 / (input (1 - input))."""
     x = input if eps is None else clamp(input, eps, 1 - eps)
     return sub(unary.log(x), unary.log1p(unary.neg(x)))
 
@@ -94,19 +104,19 @@ def nan_to_num(
     if not input.dtype.is_floating_point:
         return Tensor(input.data.clone())
     limits = torch.finfo(input.dtype)
+    infinite = isinf(input)
     x = where(isnan(input), 0.0 if nan is None else nan, input)
-    x = where(isinf(x) & (x > 0), limits.max if posinf is None else posinf, x)
-    return where(isinf(x) & (x < 0), limits.min if neginf is None else neginf, x)
+    x = where(infinite & (input > 0), limits.max if posinf is None else posinf, x)
+    return where(infinite & (input < 0), limits.min if neginf is None else neginf, x)
 
 
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """Return input where it is above 0, else alpha (exp(input / alpha) - 1). Raises ValueError for an alpha of 0."""
     if alpha == 0:
         raise ValueError("celu: alpha is 0, expected another number")
-    if alpha > 0:
-        return apply_in_place(lambda x: mul(elu(div(x, alpha)), alpha), input, inplace)
+    # Only what is below 0 is divided: a large number over a small alpha is infinite.
     return apply_in_place(
-        lambda x: add(maximum(x, 0), mul(unary.expm1(div(minimum(x, 0), alpha)), alpha)), input, inplace
+        lambda x: where(x > 0, x, mul(unary.expm1(div(where(x > 0, 0.0, x), alpha)), alpha)), input, inplace
     )
 
 
@@ -160,7 +170,8 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     K = input.shape[-1]
     if other.shape[-1] != K:
         raise ValueError(f"inner: input has shape {list(input.shape)}, other {list(other.shape)}: last sizes differ")
-    product = matmul(reshape(input, -1, K), transpose(reshape(other, -1, K), 0, 1))
+    rows, columns = (reshape(x, math.prod(x.shape[:-1]), K) for x in (input, other))
+    product = matmul(rows, transpose(columns, 0, 1))
     return reshape(product, *input.shape[:-1], *other.shape[:-1])
 
 
@@ -171,8 +182,7 @@ def vdot(input: Tensor, other: Tensor) -> Tensor:
 
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor:
     """Return beta input + alpha batch1 batch2 of [B, N, K] and [B, K, M]; without input if beta is 0."""
-    product = bmm(batch1, batch2)
-    product = product if alpha == 1 else mul(product, alpha)
+    product = bmm(batch1 if alpha == 1 else mul(batch1, alpha), batch2)  # the product alone may overflow
     return product if beta == 0 else add(product, input if beta == 1 else mul(input, beta))
 
 
@@ -229,7 +239,7 @@ def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         return flip(input, first, second)
     if turns == 1:
         return transpose(flip(input, second), first, second)
-    return flip(transpose(input, first, second), second) if turns else add(input, 0)
+    return flip(transpose(input, first, second), second) if turns else clone(input)
 
 
 def repeat_interleave(
@@ -240,8 +250,8 @@ def repeat_interleave(
     repeats: a number, or a vector of integers with one for each element along `dim`. output_size, the sum of these, is
     not needed. Raises TypeError for another type, ValueError for a negative number or another length.
     """
-    x, dim = (flatten(input), 0) if dim is None else (input, dim % max(input.ndim, 1))
-    if isinstance(repeats, Tensor) and repeats.numel() != 1:
+    x, dim = (flatten(input), 0) if dim is None else (input, check.axis("repeat_interleave", dim, input.ndim))
+    if isinstance(repeats, Tensor) and (repeats.numel() != 1 or repeats.dtype.is_floating_point):
         if repeats.ndim != 1 or len(repeats) != x.shape[dim] or repeats.dtype not in (torch.int32, torch.int64):
             expected = f"expected [{x.shape[dim]}] integers"
             raise ValueError(f"repeat_interleave: repeats is {repeats.dtype} {list(repeats.shape)}, {expected}")

@@ -13,9 +13,9 @@ from minidl.ops.compare import eq
 from minidl.ops.conditional import clamp, where
 from minidl.ops.elementwise import add, div, mul, sub
 from minidl.ops.loss import named_reduction
-from minidl.ops.powers import square
-from minidl.ops.reduce import cosine_similarity, mean, norm, sum
-from minidl.ops.shape import unsqueeze
+from minidl.ops.powers import sqrt, square
+from minidl.ops.reduce import mean, norm, sum
+from minidl.ops.shape import to, unsqueeze
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "pairwise_distance", "poisson_nll_loss", "soft_margin_loss", "triplet_margin_loss",
     "triplet_margin_with_distance_loss",
 ]  # fmt: skip
+
+SQUARED = 1e-12  # added to squared lengths of `cosine_embedding_loss`
 
 
 def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
@@ -35,8 +37,10 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
 
     All differences are in memory at once, whatever the compute_mode of torch is: no distance is computed by a matrix
     product, whose result cancels. The gradient of a distance of 0 is 0. Raises ValueError for different K or fewer than
-    two dimensions.
+    two dimensions, or for a p below 0.
     """
+    if p < 0:
+        raise ValueError(f"cdist: p is {p}, expected at least 0")
     if min(x1.ndim, x2.ndim) < 2 or x1.shape[-1] != x2.shape[-1]:
         raise ValueError(
             f"cdist: x1 has shape {list(x1.shape)} and x2 {list(x2.shape)}, expected [..., P, K] and [..., R, K]"
@@ -72,6 +76,8 @@ def triplet_margin_with_distance_loss(
     """Return `triplet_margin_loss` with a distance function (default: `pairwise_distance`)."""
     if margin <= 0:
         raise ValueError(f"triplet_margin_loss: margin is {margin}, expected a number above 0")
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise ValueError(f"triplet_margin_loss: got {anchor.ndim}, {positive.ndim} and {negative.ndim} dimensions")
     distance = distance_function or pairwise_distance
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
@@ -84,6 +90,8 @@ def margin_ranking_loss(
     reduce: bool | None = None, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
     """Return max(-target (input1 - input2) + margin, 0), with a target of 1 where input1 should be larger, else -1."""
+    if not input1.ndim == input2.ndim == target.ndim:
+        raise ValueError(f"margin_ranking_loss: got {input1.ndim}, {input2.ndim} and {target.ndim} dimensions")
     loss = clamp(add(mul(unary.neg(target), sub(input1, input2)), margin), min=0)
     return _reduced("margin_ranking_loss", loss, named_reduction(size_average, reduce, reduction))
 
@@ -111,7 +119,8 @@ def cosine_embedding_loss(
         raise ValueError(
             f"cosine_embedding_loss: target has shape {list(target.shape)}, expected {list(input1.shape[:-1])}"
         )
-    cosine = cosine_similarity(input1, input2, -1)
+    lengths = mul(*(add(sum(square(x), -1), SQUARED) for x in (input1, input2)))
+    cosine = div(sum(mul(input1, input2), -1), sqrt(lengths))
     alike, unlike = sub(1, cosine), clamp(sub(cosine, margin), min=0)
     loss = where(eq(target, 1), alike, where(eq(target, -1), unlike, 0.0))
     return _reduced("cosine_embedding_loss", loss, named_reduction(size_average, reduce, reduction))
@@ -134,6 +143,7 @@ def poisson_nll_loss(
 
     `full` adds Stirling's approximation of log(target!) for targets above 1.
     """
+    target = target if target.dtype.is_floating_point else to(target, input.dtype)
     if log_input:
         loss = sub(unary.exp(input), mul(target, input))
     else:

@@ -5,9 +5,9 @@ import torch
 from torch.nn import functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import split_grad_weight
+from minidl.kernels.conv import split_box, split_grad_weight
 from minidl.kernels.conv.geometry import Geometry
-from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem
+from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch
 from tests.battery import default_device
 
@@ -97,3 +97,6 @@ def test_parts_beyond_the_limit_are_left_to_other_forms():
     assert "more than 2 GiB" in split_grad_weight.able(problem)
     assert split_grad_weight.able(problem._replace(N=8))
     assert "not float32" in split_grad_weight.able(problem._replace(precision="tf32", N=8))
+    forward = problem._replace(direction=FORWARD)
+    assert "more than 2 GiB" in split_box.able(forward._replace(N=128))
+    assert split_box.able(forward)

@@ -91,6 +91,39 @@ def test_special_values_as_torch(a, b):
     )
 
 
+def test_the_gradient_of_xlogy_at_zero():
+    both(lambda m, x, y: m.xlogy(x * 0, y.abs() + 0.1), numbers(5), numbers(5))
+    x = Tensor(torch.zeros(2, dtype=torch.float64, device=default_device()), requires_grad=True)
+    ops.xlogy(x, Tensor(torch.tensor([3.0, 0.5], dtype=torch.float64, device=default_device()))).sum().backward()
+    torch.testing.assert_close(x.grad.data.cpu(), torch.tensor([3.0, 0.5], dtype=torch.float64).log())
+
+
+def test_large_numbers_stay_finite():
+    half = torch.tensor([1000.0], dtype=torch.float16)
+    h = Tensor(half.to(default_device()))
+    for name, arguments, value in (("addcmul", (half, half), 1e-3), ("addcdiv", (half, half / 8e6), 1e-4)):
+        ours = getattr(ops, name)(h, *(Tensor(t.to(default_device())) for t in arguments), value=value)
+        torch.testing.assert_close(ours.data.cpu(), getattr(torch, name)(half, *arguments, value=value))
+    assert ops.celu(h, 0.01).tolist() == [1000]
+    big = Tensor(torch.full((1, 1, 1), 300.0, dtype=torch.float16, device=default_device()))
+    assert ops.baddbmm(big, big, big, alpha=0.01).data.isfinite().all()
+    assert ops.celu(Tensor(torch.tensor([3e38], device=default_device())), 0.1).data.isfinite().all()
+
+
+def test_corners():
+    empty = Tensor(torch.zeros(2, 0, device=default_device()))
+    assert ops.inner(empty, Tensor(torch.zeros(3, 0, device=default_device()))).tolist() == [[0] * 3] * 2
+    nan = Tensor(torch.tensor([math.nan, math.inf], device=default_device()))
+    assert ops.nan_to_num(nan, math.inf, 5.0).tolist() == [math.inf, 5]
+    assert ops.nan_to_num(nan, 0.0, -math.inf, -5.0).tolist() == [0, -math.inf]
+    truths = Tensor(torch.tensor([[True, False]], device=default_device()))
+    assert [ops.rot90(truths, k).dtype for k in range(5)] == [torch.bool] * 5
+    counts = torch.tensor([0, 2, 5])
+    x, target = numbers(3), Tensor(counts.to(default_device()))
+    ours = ops.poisson_nll_loss(Tensor(x.to(default_device())), target, full=True)
+    torch.testing.assert_close(ours.data.cpu(), torch.nn.functional.poisson_nll_loss(x, counts, full=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_dtypes_stay(dtype):
     x = Tensor(numbers(6).to(dtype).to(default_device()))
@@ -125,6 +158,8 @@ def test_integers():
         (lambda x: ops.repeat_interleave(x, -1), ValueError, "repeats is -1, expected at least 0"),
         (lambda x: ops.repeat_interleave(x, 1.5), TypeError, "repeats is of type float, expected an int"),
         (lambda x: ops.repeat_interleave(x, x, 1), ValueError, r"repeats is torch.float64 \[2, 4\], expected \[4\]"),
+        (lambda x: ops.repeat_interleave(x, 2, 5), IndexError, "dim 5 is out of range"),
+        (lambda x: ops.repeat_interleave(x, x[:1, :1] * 0 + 2.7), ValueError, "repeats is torch.float64"),
         (lambda x: ops.rot90(x, 1, (0, 1, 1)), ValueError, "rot90: dims are"),
         (lambda x: ops.fliplr(x[0]), IndexError, "flip: .*dimension"),
     ],
@@ -243,6 +278,9 @@ def test_cdist_as_torch(p):
         (lambda x: ops.soft_margin_loss(x, x, reduction="all"), "soft_margin_loss: reduction is 'all'"),
         (lambda x: ops.cdist(x, x[:, :1]), r"cdist: x1 has shape \[2, 4\] and x2 \[2, 1\]"),
         (lambda x: ops.cdist(x[0], x), r"cdist: x1 has shape \[4\]"),
+        (lambda x: ops.cdist(x, x, -1), "cdist: p is -1, expected at least 0"),
+        (lambda x: ops.margin_ranking_loss(x, x, x[0]), "margin_ranking_loss: got 2, 2 and 1 dimensions"),
+        (lambda x: ops.triplet_margin_loss(x, x, x[0]), "triplet_margin_loss: got 2, 2 and 1 dimensions"),
         (lambda x: ops.gaussian_nll_loss(x, x, -1.0), "var has a number below 0"),
         (lambda x: ops.gaussian_nll_loss(x, x, x[0] * 0), r"var has shape \[4\], input \[2, 4\]"),
         (lambda x: ops.cosine_embedding_loss(x, x, x), r"target has shape \[2, 4\], expected \[2\]"),

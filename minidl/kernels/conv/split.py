@@ -24,6 +24,7 @@ from minidl.kernels.gemm.parts import nearest_tf32
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
+MOST = 2**31  # maximum bytes of the parts of a convolution
 INFINITY = tl.constexpr(float("inf"))
 
 
@@ -122,8 +123,10 @@ def conv_split_across_kernel(
     tl.store(p_parts + part + o_to, b_lo.T, mask=m_to)
 
 
-def able(problem: Problem) -> bool | Unsupported:
-    """Return whether splitting is a way to compute the problem; the interpreter splits on request alone."""
+def able(problem: Problem, size: int) -> bool | Unsupported:
+    """Return whether to compute the problem by parts of `size` bytes; the interpreter splits on request alone."""
+    if size > MOST:
+        return Unsupported("parts of more than 2 GiB")
     if problem.target == "interpreted" and problem.dtype == torch.float32:
         return problem.form == "split" or Unsupported("nothing gained by the interpreter")
     return problem.splits or Unsupported("not float32 in three tf32 products on sm_90")

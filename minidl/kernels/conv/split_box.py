@@ -26,7 +26,7 @@ class Prepared(NamedTuple):
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    return split.able(problem) and boxed.able(problem)
+    return split.able(problem, 2 * problem.N * problem.image_bytes) and boxed.able(problem)
 
 
 def estimate(problem: Problem) -> float:

@@ -34,7 +34,7 @@ DIRECTIONS = (GRAD_WEIGHT,)
 FAMILIES = ("conv_split_grad_weight", "conv_split_across")
 
 LEAST = 8  # minimum steps of a share
-MOST = 2**31  # maximum bytes of the parts
+COPIES = 2**16 - 1  # the second axis of a grid
 FAR = tl.constexpr(2**16)  # strides added to a tap's distance, so that its division rounds down
 
 
@@ -116,12 +116,12 @@ class Prepared(NamedTuple):
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    supported = split.able(problem)
-    if not supported:
-        return supported
     x, dy = _places(problem)
-    size = 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
-    return (problem.boxes(x.pitch) or NO_BOXES) and (size <= MOST or Unsupported("parts of more than 2 GiB"))
+    return (
+        split.able(problem, 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch)
+        and (problem.boxes(x.pitch) or NO_BOXES)
+        and (x.remainders * x.columns <= COPIES or Unsupported("more copies than a grid has rows"))
+    )
 
 
 def estimate(problem: Problem) -> float:

@@ -59,7 +59,7 @@ class Pairs(Rewrite):
         if groups > 1 or width.stride * width.dilation * height.stride > 1:
             return Unsupported("groups, a stride or a dilation")
         if width.kernel % 2 == 0 or width.kernel == 1 or width.size % 2 or width.output % 2 or width.padding % 2:
-            return Unsupported("an odd number of columns, or a kernel width other than 3, 5, 7 ...")
+            return Unsupported("an odd number of columns, an odd padding, or a kernel width other than 3, 5, 7 ...")
         if problem.C % 16 or not 0 < max(problem.C, problem.M) <= MOST:
             return Unsupported("input channels that are not a multiple of 16, or channels that fill a tile")
         across = width._replace(
