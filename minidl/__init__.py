@@ -70,10 +70,10 @@ _OPERATIONS = (
     "maximum", "mean", "meshgrid", "min", "minimum", "mm", "movedim", "mul", "multiply", "mv", "nan_to_num", "narrow",
     "ne", "neg", "negative", "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute",
     "poisson_nll_loss", "pow", "prod", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave", "reshape",
-    "roll", "rot90", "round", "rsqrt", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax",
-    "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes",
-    "tanh", "threshold", "tile", "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide",
-    "trunc", "unbind", "unflatten", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
+    "roll", "rot90", "round", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort",
+    "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh",
+    "threshold", "tile", "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc",
+    "unbind", "unflatten", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 # Not in `from minidl import *`, because Python has a module random.

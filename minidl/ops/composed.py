@@ -16,7 +16,6 @@ from minidl.ops.elementwise import add, div, maximum, mul, sub
 from minidl.ops.inplace import apply_in_place
 from minidl.ops.join import cat
 from minidl.ops.linalg import bmm, dot, matmul
-from minidl.ops.powers import reciprocal, sqrt
 from minidl.ops.rearrange import chunk, flip
 from minidl.ops.resample import pad
 from minidl.ops.scatter_gather import index_select
@@ -27,7 +26,7 @@ __all__ = [
     "absolute", "addcdiv", "addcmul", "baddbmm", "celu", "concat", "concatenate", "deg2rad", "diag", "divide", "fliplr",
     "flipud", "frac", "glu", "greater", "greater_equal", "hardshrink", "inner", "kron", "less", "less_equal",
     "logaddexp", "logit", "multiply", "nan_to_num", "negative", "not_equal", "rad2deg", "repeat_interleave", "rot90",
-    "rsqrt", "selu", "softshrink", "softsign", "subtract", "tanhshrink", "threshold", "true_divide", "vdot", "xlogy",
+    "selu", "softshrink", "softsign", "subtract", "tanhshrink", "threshold", "true_divide", "vdot", "xlogy",
 ]  # fmt: skip
 
 absolute, negative, multiply, subtract, divide, true_divide = unary.abs, unary.neg, mul, sub, div, div
@@ -36,11 +35,6 @@ greater, greater_equal, less, less_equal, not_equal = gt, ge, lt, le, ne
 
 # Klambauer et al., Self-normalizing neural networks, arXiv 1706.02515.
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-
-
-def rsqrt(input: Tensor) -> Tensor:
-    """Return 1 / sqrt(input): inf for 0, NaN below. Raises TypeError for integers."""
-    return reciprocal(sqrt(input))
 
 
 def frac(input: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         __invert__ = __pos__ = __abs__ = abs = exp = log = sqrt = square = relu = sigmoid = tanh = neg = sign = __neg__
         reciprocal = isnan = isinf = isfinite = clone = contiguous = __neg__
         expm1 = log1p = log2 = log10 = sin = cos = erf = floor = ceil = trunc = trace = __neg__
-        absolute = negative = rsqrt = frac = deg2rad = rad2deg = fliplr = flipud = __neg__
+        absolute = negative = frac = deg2rad = rad2deg = fliplr = flipud = __neg__
 
         def round(self, *, decimals: Any = 0) -> TensorT: ...
 

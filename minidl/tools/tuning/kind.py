@@ -65,7 +65,7 @@ def kinds(family: str, target: str) -> list[Kind]:
     if target == "interpreted":
         return [Kind(family, target, torch.float32)]
     names = {name for rule in rules for name in rule.get("when", {}).get("dtype", ())}
-    products = family in PRODUCTS or family.startswith("conv_fft")
+    products = family in PRODUCTS or family.startswith(("conv_fft", "conv_split"))
     precisions = launch.PRECISIONS if products else ("ieee",)
     return [
         Kind(family, target, torch.float16),
