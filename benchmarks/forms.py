@@ -44,6 +44,7 @@ COURSES = (*(f"conv {name}" for name in tuple(BENCHMARK)[:4]), "transposed")
 REASONS = {
     "boxed_grad_weight": "stays: U-Net's training takes 1.1 times as long without it",
     "fft": "stays: on request, for float32 with large kernels",
+    "split_box": "stays: on request, until it is measured on a GPU",
     "pair": "stays: 32->64 5x5 measured at 0.89 of cuDNN without it, 1.10 with it",
     "paired_box": "stays: layers of 64 channels of VGG-16, U-Net and DenseNet lose 5 to 55 %",
 }

@@ -97,6 +97,7 @@ def test_parts_beyond_the_limit_are_left_to_other_forms():
     assert "more than 2 GiB" in split_grad_weight.able(problem)
     assert split_grad_weight.able(problem._replace(N=8))
     assert "not float32" in split_grad_weight.able(problem._replace(precision="tf32", N=8))
-    forward = problem._replace(direction=FORWARD)
+    forward = problem._replace(direction=FORWARD, form="split")
     assert "more than 2 GiB" in split_box.able(forward._replace(N=128))
     assert split_box.able(forward)
+    assert split_box.able(forward._replace(form=None)) == "not requested"
