@@ -23,6 +23,9 @@ class Reduction(Module):
         super().__init__()
         self.reduction = named_reduction(size_average, reduce, reduction)
 
+    def _loss(self, *tensors: Tensor) -> Tensor:
+        return type(self)._op(*tensors, **{name: getattr(self, name) for name in (*self._shown, *self._buffers)})
+
 
 class Loss(Reduction):
     """A loss of an input and a target."""
@@ -32,7 +35,7 @@ class Loss(Reduction):
             self.register_buffer(name, Tensor(weight) if isinstance(weight, torch.Tensor) else weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return type(self)._op(input, target, **{name: getattr(self, name) for name in (*self._shown, *self._buffers)})
+        return self._loss(input, target)
 
 
 class MSELoss(Loss):

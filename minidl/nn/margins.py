@@ -9,19 +9,12 @@ from minidl.nn.losses import Loss, Reduction
 from minidl.tensors import Tensor
 
 
-class _OfThree(Reduction):
-    """The base of losses of three tensors."""
-
-    def _loss(self, *tensors: Tensor) -> Tensor:
-        return type(self)._op(*tensors, **{name: getattr(self, name) for name in self._shown})
-
-
-class _OfTriplets(_OfThree):
+class _OfTriplets(Reduction):
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         return self._loss(anchor, positive, negative)
 
 
-class _OfInputs(_OfThree):
+class _OfInputs(Reduction):
     def __init__(
         self, margin: float = 0.0, size_average: bool | None = None, reduce: bool | None = None,
         reduction: str = "mean",
@@ -104,7 +97,7 @@ class PoissonNLLLoss(Loss):
         self.log_input, self.full, self.eps = log_input, full, eps
 
 
-class GaussianNLLLoss(_OfThree):
+class GaussianNLLLoss(Reduction):
     """(log var + (input - target)^2 / var) / 2, see `ops.gaussian_nll_loss`."""
 
     _op, _shown = staticmethod(ops.gaussian_nll_loss), ("full", "eps", "reduction")

@@ -14,7 +14,7 @@ import torch
 
 from minidl.kernels import activation, elementwise
 from minidl.kernels.activation import Activation
-from minidl.ops.shape import sum_to, to
+from minidl.ops.shape import sum_to, to, wide
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # no public operations
@@ -79,8 +79,3 @@ def epilogue_grad(ctx: Any, dy: Tensor, y: Tensor | None, want_bias: bool) -> tu
         )
     dz = dy if y is None else act_back(dy, y, ctx.act)
     return dz, dz.sum((0, *range(2, dz.ndim))) if want_bias else None
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return x in float32 if it has 16 bits."""
-    return to(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from minidl.kernels import check
-from minidl.ops import unary
+from minidl.ops import shape, unary
 from minidl.ops.activation import elu, sigmoid, tanh
 from minidl.ops.compare import ge, gt, isinf, isnan, le, lt, ne
 from minidl.ops.conditional import clamp, where
@@ -19,7 +19,7 @@ from minidl.ops.linalg import bmm, dot, matmul
 from minidl.ops.rearrange import chunk, flip
 from minidl.ops.resample import pad
 from minidl.ops.scatter_gather import index_select
-from minidl.ops.shape import clone, diagonal, expand, flatten, reshape, to, transpose, unsqueeze
+from minidl.ops.shape import clone, expand, flatten, reshape, to, transpose, unsqueeze, wide
 from minidl.tensors import Scalar, Tensor
 
 __all__ = [
@@ -63,11 +63,11 @@ def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Scalar = 
 
 
 def _wide(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Return a function, of 16-bit tensors computed in float32, whose products do not overflow."""
+    """Return function(*tensors), where tensors of one 16-bit dtype are computed in float32, as products overflow."""
     dtype = tensors[0].dtype
     if dtype not in (torch.float16, torch.bfloat16) or any(x.dtype != dtype for x in tensors):
         return function(*tensors)
-    return to(function(*(to(x, torch.float32) for x in tensors)), dtype)
+    return to(function(*map(wide, tensors)), dtype)
 
 
 def logaddexp(input: Tensor, other: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def nan_to_num(
     """Return input with numbers for NaN (default: 0) and for infinities (default: the largest and smallest of the
     dtype). Their gradient is 0."""
     if not input.dtype.is_floating_point:
-        return Tensor(input.data.clone())
+        return clone(input)
     limits = torch.finfo(input.dtype)
     infinite = isinf(input)
     x = where(isnan(input), 0.0 if nan is None else nan, input)
@@ -183,11 +183,11 @@ def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Scalar = 1, 
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Return the Kronecker product: blocks of `other`, each times one element of input."""
     rank = max(input.ndim, other.ndim)
-    a, b = ([1] * (rank - x.ndim) + list(x.shape) for x in (input, other))
-    left = [size for n in a for size in (n, 1)]
-    right = [size for n in b for size in (1, n)]
+    a_shape, b_shape = ([1] * (rank - x.ndim) + list(x.shape) for x in (input, other))
+    left = [size for n in a_shape for size in (n, 1)]
+    right = [size for n in b_shape for size in (1, n)]
     product = mul(reshape(input, *left), reshape(other, *right)) if rank else mul(input, other)
-    return reshape(product, *(m * n for m, n in zip(a, b, strict=True)))
+    return reshape(product, *(m * n for m, n in zip(a_shape, b_shape, strict=True)))
 
 
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
@@ -196,7 +196,7 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     Raises ValueError for another number of dimensions.
     """
     if input.ndim == 2:
-        return _diagonal(input, diagonal)
+        return shape.diagonal(input, diagonal)
     if input.ndim != 1:
         raise ValueError(f"diag: input has shape {list(input.shape)}, expected a vector or a matrix")
     # Each number with N zeros after it: N + 1 numbers later, in a row of N, it is one row down and one column right.
@@ -204,10 +204,6 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     rows = flatten(pad(unsqueeze(input, 1), (0, N)))[: N * N]
     up, right = max(-diagonal, 0), max(diagonal, 0)
     return pad(reshape(rows, N, N), (right, up, up, right))
-
-
-def _diagonal(matrix: Tensor, offset: int) -> Tensor:
-    return diagonal(matrix, offset)
 
 
 def fliplr(input: Tensor) -> Tensor:
@@ -256,5 +252,5 @@ def repeat_interleave(
     if repeats < 0:
         raise ValueError(f"repeat_interleave: repeats is {repeats}, expected at least 0")
     sizes = list(x.shape)
-    wide = expand(unsqueeze(x, dim + 1), *sizes[: dim + 1], repeats, *sizes[dim + 1 :])
-    return reshape(wide, *sizes[:dim], sizes[dim] * repeats, *sizes[dim + 1 :])
+    copies = expand(unsqueeze(x, dim + 1), *sizes[: dim + 1], repeats, *sizes[dim + 1 :])
+    return reshape(copies, *sizes[:dim], sizes[dim] * repeats, *sizes[dim + 1 :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -58,10 +59,7 @@ def triplet_margin_loss(
     et al., Learning shallow convolutional feature descriptors with triplet losses, 2016). Raises ValueError for a
     margin of 0 or less, or an unknown reduction.
     """
-
-    def distance(a: Tensor, b: Tensor) -> Tensor:
-        return pairwise_distance(a, b, p, eps)
-
+    distance = functools.partial(pairwise_distance, p=p, eps=eps)
     reduction = named_reduction(size_average, reduce, reduction)
     return triplet_margin_with_distance_loss(
         anchor, positive, negative, distance_function=distance, margin=margin, swap=swap, reduction=reduction

@@ -11,8 +11,8 @@ from minidl.autograd.modes import no_grad
 from minidl.kernels import activation
 from minidl.kernels import row_norm as rows_kernels
 from minidl.ops.activation import activated
-from minidl.ops.activation_grad import bias_act_grad, wide
-from minidl.ops.shape import sum_to
+from minidl.ops.activation_grad import bias_act_grad
+from minidl.ops.shape import sum_to, wide
 from minidl.tensors import Tensor
 
 __all__: list[str] = []  # no public operations

@@ -15,7 +15,7 @@ from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
 from minidl.ops.arguments import Dim
 from minidl.ops.conditional import where
-from minidl.ops.shape import expand, reshape, squeeze, to
+from minidl.ops.shape import expand, reshape, squeeze, to, wide
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -144,7 +144,7 @@ def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype:
     if not x.dtype.is_floating_point:
         return Tensor(torch.prod(x.data) if dim is None else torch.prod(x.data, dim, keepdim))
     at = 0 if dim is None else check.axis("prod", dim, max(x.ndim, 1))
-    product = to(x, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
+    product = wide(x)
     product = reshape(product, x.numel()) if dim is None or x.ndim == 0 else product
     if not product.shape[at]:
         return to(elementwise.add(sum(product, at, keepdim), 1), x.dtype)
@@ -184,8 +184,7 @@ def norm(input: Tensor, p: float | str = "fro", dim: Dim = None, keepdim: bool =
         return sum(unary.abs(input), dim, keepdim)
     if p in (math.inf, -math.inf):
         return (extrema.Max if p == math.inf else extrema.Min).apply(unary.abs(input), dim, keepdim)
-    wide = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
-    return to(NormOf.apply(to(input, wide), float(p), dim, keepdim), input.dtype)
+    return to(NormOf.apply(wide(input), float(p), dim, keepdim), input.dtype)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12) -> Tensor:

@@ -245,6 +245,11 @@ def clone(input: Tensor) -> Tensor:
     return Clone.apply(input, None)
 
 
+def wide(input: Tensor) -> Tensor:
+    """Return input in float32 if it has 16 bits."""
+    return to(input, torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else input
+
+
 def contiguous(input: Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
     """Return input with its elements in row-major order in memory, or in that of images with their channels last;
     copied only where they are not."""

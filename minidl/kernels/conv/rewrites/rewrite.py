@@ -45,6 +45,10 @@ class Rewrite(abc.ABC):
     def prepare(self, problem: Problem, others: Sequence[Problem]) -> Conversion:
         """Return the conversion of the problem's tensors."""
 
+    def is_measured(self, problem: Problem) -> bool:
+        """Return whether the estimates of a problem's dtype and target are, or the caller asked for this rewrite."""
+        return problem.has_measured_tiles or bool(problem.splits) or problem.form == self.name
+
     def label(self, parts: Sequence[str]) -> str:
         """Return the chain of steps, from the labels of the other problems' plans."""
         return f"{self.name}, {parts[0]}"

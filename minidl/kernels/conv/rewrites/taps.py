@@ -150,7 +150,7 @@ class Taps(Rewrite):
         R, S, M = down.kernel, across.kernel, problem.M
         if groups > 1 or problem.pool:
             return Unsupported("groups, or a pool")
-        if not (problem.has_measured_tiles or problem.splits) and problem.form != self.name:
+        if not self.is_measured(problem):
             return Unsupported("no measured tiles for this dtype and target")
         if R * S == 1 or min(problem.C, M) == 0:
             return Unsupported("one tap, or no channels")

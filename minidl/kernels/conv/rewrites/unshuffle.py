@@ -86,7 +86,7 @@ class Unshuffle(Rewrite):
         height, width, groups = problem.geometry
         if problem.direction != FORWARD or problem.pool or problem.pitches:
             return Unsupported("not forward, a pool, or an unshuffled problem")
-        if not (problem.has_measured_tiles or problem.splits) and problem.form != self.name:
+        if not self.is_measured(problem):
             return Unsupported("no measured tiles for this dtype and target")
         if groups > 1 or max(height.dilation, width.dilation) > 1:
             return Unsupported("groups or a dilation")
