@@ -13,6 +13,9 @@ from minidl.runtime.cost_model import devices, selection
 from minidl.runtime.descriptors import FAR, ConcatPair
 from minidl.runtime.launch_cache.replay import replaying
 from minidl.tensors import default_device
+from tests.rounded_once import rounded_once  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("rounded_once")
 
 DTYPES = [torch.float16] if launch.INTERPRETED else [torch.float16, torch.bfloat16]
 PART = 32  # channels of a half

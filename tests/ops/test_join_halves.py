@@ -17,6 +17,9 @@ from minidl.runtime.cost_model import devices, selection
 from minidl.tensors import Tensor, default_device
 from tests.graphs import graphs, same_random  # noqa: F401 (fixtures)
 from tests.ops.test_join import Sizes
+from tests.rounded_once import rounded_once  # noqa: F401 (a fixture)
+
+pytestmark = pytest.mark.usefixtures("rounded_once")
 
 LAST = torch.channels_last
 
