@@ -12,6 +12,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from minidl.common import suggestions
 from minidl.ops import (
     activation,
+    attention,
     batchnorm,
     bitwise,
     compare,
@@ -47,6 +48,7 @@ from minidl.ops import (
 from minidl.ops import float8 as float8
 from minidl.ops.activation import *
 from minidl.ops.arguments import checked
+from minidl.ops.attention import *
 from minidl.ops.batchnorm import *
 from minidl.ops.bitwise import *
 from minidl.ops.compare import *
@@ -84,6 +86,7 @@ from minidl.tensors import Tensor
 
 __all__ = ["dropout", "dropout2d", "einsum", "rand", "randn"]  # in the form that type checkers understand
 __all__ += activation.__all__
+__all__ += attention.__all__
 __all__ += batchnorm.__all__
 __all__ += bitwise.__all__
 __all__ += compare.__all__

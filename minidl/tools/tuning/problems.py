@@ -213,6 +213,8 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "gemm_vector": (products.vector_products,),
         "gemm_rows": (products.copied_products,),
         "gemm_sum": (products.shares,),
+        "attention_64 attention_128 attention_256": (products.attention,),
+        "attention_grad_64 attention_grad_128 attention_grad_256": (products.attention, 0, 1, 2),
         "bias_act": (_rows, "bias_act"),
         "bias_act_grad": (_rows, "bias_act", 0, 1),
         "softmax": (_rows, "softmax"),

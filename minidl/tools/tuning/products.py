@@ -149,3 +149,14 @@ def transposed_convolution(kind: Kind, form: str) -> Iterator[Problem]:
             case = case._replace(N=max(1, case.N // 8))
         inputs = tensors(case.x, case.weights_shape, extra=(case.geometry,), form=form)
         yield kind.problem(str(case), kernel(conv.grad_input), inputs)
+
+
+def attention(kind: Kind, *wrt: int) -> Iterator[Problem]:
+    """Yield causal and full attention of heads of the family's largest size."""
+    E = int(kind.family.rpartition("_")[2])
+    B, H, L = (1, 2, 200) if kind.small else (4, 16, 2048)
+    for is_causal in (False, True):
+        shapes = ((B, H, L, E),) * 3
+        inputs = tensors(*shapes, None, is_causal=is_causal)
+        label = f"{B}x{H}x{L}x{E}{' causal' if is_causal else ''}"
+        yield kind.operation(label, "scaled_dot_product_attention", wrt, inputs)

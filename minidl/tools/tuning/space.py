@@ -12,6 +12,7 @@ from minidl.runtime.tile_tables import FLAGS
 
 # Families of matrix products: tl.dot needs blocks of 16 or more, and more than 256 fills the registers.
 PRODUCTS = {
+    "attention_64", "attention_128", "attention_256", "attention_grad_64", "attention_grad_128", "attention_grad_256",
     "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
     "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_box_grad_weight", "conv_few",
     "conv_fft_product", "conv_flat", "conv_grad_weight", "conv_split_box", "conv_split_grad_weight",

@@ -1,0 +1,202 @@
+"""The gradients of attention, in two kernels without atomics: one walks keys for rows of q, one rows for keys.
+
+    p = 2^(score - lse)      dp = dy v^T, dropped as p was      ds = p (dp - delta)      delta = sum of dy y, per row
+    dq = scale ds k          dk = scale ds^T q                  dv = (dropped p)^T dy    dmask = ds
+
+Both recompute p from the saved lse, so that no [L, S] matrix is stored, and add in a fixed order. The first kernel
+writes delta, which the second reads.
+"""
+
+import triton
+import triton.language as tl
+
+from minidl.kernels.attention.blocks import (
+    drop,
+    head_of,
+    keys_of,
+    keys_seen,
+    load_rows,
+    masked_scores,
+    product,
+    rows_seeing,
+)
+
+
+@triton.jit
+def walk_keys(
+    b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, start, stop, sizes, strides,
+    tile: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return dq / scale after the keys from start to stop, and write dmask there; rows: (q, dy, lse, delta)."""
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_E: tl.constexpr = tile.BLOCK_E
+    BLOCK_V: tl.constexpr = tile.BLOCK_V
+    o_i = tl.arange(0, BLOCK_M)[:, None]
+    o_j = tl.arange(0, BLOCK_N)[None, :]
+    b_q, b_dy, b_lse, b_delta = rows
+    for n in tl.range(start, stop, BLOCK_N):
+        b_k = load_rows(p_k, n, stop, strides.k.row, tile.E, BLOCK_N, BLOCK_E, MASKED)  # [BLOCK_N, BLOCK_E]
+        b_v = load_rows(p_v, n, stop, strides.v.row, tile.V, BLOCK_N, BLOCK_V, MASKED)  # [BLOCK_N, BLOCK_V]
+        b_qk = product(b_q, tl.trans(b_k), None, tile)
+        b_s = masked_scores(b_qk, m, n, o_i, o_j, end, p_mask, strides.mask, sizes.L, tile, MASKED)
+        b_p = tl.exp2(b_s - b_lse[:, None])
+        b_dp = drop(product(b_dy, tl.trans(b_v), None, tile), p_key, i_head, m, n, sizes, tile)
+        b_ds = b_p * (b_dp - b_delta[:, None])
+        if p_dmask is not None:
+            p_block = p_dmask + (i_head.to(tl.int64) * sizes.L + m) * sizes.S + n
+            m_block = (o_i < sizes.L - m) & (o_j < end - n)
+            tl.store(p_block + (o_i * sizes.S + o_j), b_ds.to(p_dmask.dtype.element_ty), mask=m_block)
+        b_dq = product(b_ds.to(b_k.dtype), b_k, b_dq, tile)
+    return b_dq
+
+
+@triton.jit
+def attention_grad_q_kernel(
+    p_q, p_k, p_v, p_mask, p_lengths, p_key, p_y, p_dy, p_lse, p_delta, p_dq, p_dmask, sizes, strides,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Write BLOCK_M rows of delta [batch, heads, L] and of dq, and with p_dmask [batch, heads, L, S] the rows of it.
+
+    dmask is 0 before. Other arguments as in `forward.attention_kernel`; dy and dq have y's and q's strides.
+    """
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_E: tl.constexpr = tile.BLOCK_E
+    BLOCK_V: tl.constexpr = tile.BLOCK_V
+    tiles = tl.cdiv(sizes.L, BLOCK_M)
+    i_head = tl.program_id(0) // tiles
+    m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
+    i_b, i_h, i_g = head_of(i_head, sizes)
+    end = keys_of(p_lengths, i_b, sizes)
+    p_k += i_b * strides.k.b + i_g * strides.k.h
+    p_v += i_b * strides.v.b + i_g * strides.v.h
+    if p_mask is not None:
+        p_mask += i_b * strides.mask.b + i_h * strides.mask.h
+    p_q += i_b * strides.q.b + i_h * strides.q.h
+    o_y = i_b * strides.y.b + i_h * strides.y.h
+    b_q = load_rows(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
+    b_y = load_rows(p_y + o_y, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+    b_dy = load_rows(p_dy + o_y, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+    b_delta = tl.sum(b_dy.to(tile.ACC) * b_y.to(tile.ACC), axis=1)
+    o_m = m + tl.arange(0, BLOCK_M)
+    m_m = o_m < sizes.L
+    o_lse = i_head.to(tl.int64) * sizes.L + o_m
+    tl.store(p_delta + o_lse, b_delta, mask=m_m)
+    b_lse = tl.load(p_lse + o_lse, mask=m_m, other=float("inf"))
+    b_dq = tl.zeros((BLOCK_M, BLOCK_E), dtype=tile.ACC)
+    rows = b_q, b_dy, b_lse, b_delta
+    start, full, rest, stop = keys_seen(m, end, tile)
+    if tile.LEFT != -1:
+        b_dq = walk_keys(
+            b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, start,
+            tl.minimum(full, stop), sizes, strides, tile, True,
+        )  # fmt: skip
+    b_dq = walk_keys(
+        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, full, rest, sizes, strides,
+        tile, False,
+    )  # fmt: skip
+    b_dq = walk_keys(
+        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, rest, stop, sizes, strides,
+        tile, True,
+    )  # fmt: skip
+    b_dq *= tl.full((), tile.SCALE, tile.ACC)
+    o_e = tl.arange(0, BLOCK_E)
+    p_dq += i_b * strides.dq.b + i_h * strides.dq.h + o_m.to(tl.int64)[:, None] * strides.dq.row + o_e[None, :]
+    tl.store(p_dq, b_dq.to(p_dq.dtype.element_ty), mask=m_m[:, None] & (o_e < tile.E)[None, :])
+
+
+@triton.jit
+def walk_rows(
+    state, keys, rows, p_mask, p_key, i_head, n, end, start, stop, sizes, strides,
+    tile: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return `state`, (dk / scale, dv), after the rows of a head from start to stop.
+
+    keys: (k, v); rows: pointers to q, dy, lse and delta.
+    """
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_E: tl.constexpr = tile.BLOCK_E
+    BLOCK_V: tl.constexpr = tile.BLOCK_V
+    o_i = tl.arange(0, BLOCK_M)[None, :]
+    o_j = tl.arange(0, BLOCK_N)[:, None]
+    b_dk, b_dv = state
+    b_k, b_v = keys
+    p_q, p_dy, p_lse, p_delta = rows
+    for m in tl.range(start, stop, BLOCK_M):
+        b_q = load_rows(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
+        b_dy = load_rows(p_dy, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+        o_m = m + tl.arange(0, BLOCK_M)
+        o_lse = i_head.to(tl.int64) * sizes.L + o_m
+        b_lse = tl.load(p_lse + o_lse, mask=o_m < sizes.L, other=float("inf"))
+        b_delta = tl.load(p_delta + o_lse, mask=o_m < sizes.L, other=0.0)
+        b_kq = product(b_k, tl.trans(b_q), None, tile)  # [BLOCK_N, BLOCK_M]
+        b_s = masked_scores(b_kq, m, n, o_i, o_j, end, p_mask, strides.mask, sizes.L, tile, MASKED)
+        b_p = tl.exp2(b_s - b_lse[None, :])
+        b_dropped = b_p
+        b_dp = product(b_v, tl.trans(b_dy), None, tile)
+        if tile.DROP != 0:
+            b_dropped = tl.trans(drop(tl.trans(b_p), p_key, i_head, m, n, sizes, tile))
+            b_dp = tl.trans(drop(tl.trans(b_dp), p_key, i_head, m, n, sizes, tile))
+        b_dv = product(b_dropped.to(b_dy.dtype), b_dy, b_dv, tile)
+        b_ds = b_p * (b_dp - b_delta[None, :])
+        b_dk = product(b_ds.to(b_q.dtype), b_q, b_dk, tile)
+    return b_dk, b_dv
+
+
+@triton.jit
+def attention_grad_kv_kernel(
+    p_q, p_k, p_v, p_mask, p_lengths, p_key, p_dy, p_lse, p_delta, p_dk, p_dv, sizes, strides, tile: tl.constexpr
+):  # fmt: skip
+    """Write BLOCK_N rows of dk and dv, the sums over the GROUP heads of queries that share them."""
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    BLOCK_E: tl.constexpr = tile.BLOCK_E
+    BLOCK_V: tl.constexpr = tile.BLOCK_V
+    tiles = tl.cdiv(sizes.S, BLOCK_N)
+    n = tl.program_id(0) % tiles * BLOCK_N
+    first_head = tl.program_id(0) // tiles * sizes.GROUP
+    i_b, _, i_g = head_of(first_head, sizes)
+    end = keys_of(p_lengths, i_b, sizes)
+    p_k += i_b * strides.k.b + i_g * strides.k.h
+    p_v += i_b * strides.v.b + i_g * strides.v.h
+    b_k = load_rows(p_k, n, end, strides.k.row, tile.E, BLOCK_N, BLOCK_E, True)
+    b_v = load_rows(p_v, n, end, strides.v.row, tile.V, BLOCK_N, BLOCK_V, True)
+    b_dk = tl.zeros((BLOCK_N, BLOCK_E), dtype=tile.ACC)
+    b_dv = tl.zeros((BLOCK_N, BLOCK_V), dtype=tile.ACC)
+    state = b_dk, b_dv
+    keys = b_k, b_v
+    start, full, rest, stop = rows_seeing(n, end, sizes.L, tile)
+    for i_head in range(first_head, first_head + sizes.GROUP):
+        i_h = (i_head % sizes.HEADS).to(tl.int64)
+        p_mask_h = None
+        if p_mask is not None:
+            p_mask_h = p_mask + i_b * strides.mask.b + i_h * strides.mask.h
+        p_q_h = p_q + i_b * strides.q.b + i_h * strides.q.h
+        p_dy_h = p_dy + i_b * strides.y.b + i_h * strides.y.h
+        rows = p_q_h, p_dy_h, p_lse, p_delta
+        if tile.RIGHT != -1:
+            state = walk_rows(
+                state, keys, rows, p_mask_h, p_key, i_head, n, end, start,
+                tl.minimum(full, stop), sizes, strides, tile, True,
+            )  # fmt: skip
+        state = walk_rows(
+            state, keys, rows, p_mask_h, p_key, i_head, n, end, full, rest, sizes,
+            strides, tile, False,
+        )  # fmt: skip
+        if tile.LEFT != -1:
+            state = walk_rows(
+                state, keys, rows, p_mask_h, p_key, i_head, n, end, rest, stop,
+                sizes, strides, tile, True,
+            )  # fmt: skip
+    b_dk, b_dv = state
+    b_dk *= tl.full((), tile.SCALE, tile.ACC)
+    o_n = n + tl.arange(0, BLOCK_N)
+    m_n = (o_n < sizes.S)[:, None]
+    m_seen = (o_n < end)[:, None]
+    o_e = tl.arange(0, BLOCK_E)
+    o_v = tl.arange(0, BLOCK_V)
+    o_row = o_n.to(tl.int64)[:, None]
+    p_dk += i_b * strides.dk.b + i_g * strides.dk.h + o_row * strides.dk.row + o_e[None, :]
+    p_dv += i_b * strides.dv.b + i_g * strides.dv.h + o_row * strides.dv.row + o_v[None, :]
+    tl.store(p_dk, tl.where(m_seen, b_dk, 0.0).to(p_dk.dtype.element_ty), mask=m_n & (o_e < tile.E)[None, :])
+    tl.store(p_dv, tl.where(m_seen, b_dv, 0.0).to(p_dv.dtype.element_ty), mask=m_n & (o_v < tile.V)[None, :])
