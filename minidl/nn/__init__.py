@@ -35,6 +35,7 @@ from minidl.nn.activations import (
     Tanhshrink,
     Threshold,
 )
+from minidl.nn.attention import MultiheadAttention
 from minidl.nn.containers import ModuleDict, ModuleList
 from minidl.nn.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
 from minidl.nn.float8 import to_float8
@@ -87,6 +88,13 @@ from minidl.nn.margins import (
 )
 from minidl.nn.module import Module, Parameter
 from minidl.nn.norms import GroupNorm, LayerNorm, RMSNorm
+from minidl.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 from minidl.nn.vision import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -111,11 +119,13 @@ __all__ = [
     "GaussianNLLLoss", "GroupNorm", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "HingeEmbeddingLoss",
     "HuberLoss", "Identity", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "KLDivLoss", "L1Loss", "LayerNorm",
     "LeakyReLU", "Linear", "LogSigmoid", "LogSoftmax", "MSELoss", "MarginRankingLoss", "MaxPool1d", "MaxPool2d", "Mish",
-    "Module", "ModuleDict", "ModuleList", "NLLLoss", "PReLU", "PairwiseDistance", "Parameter", "PixelShuffle",
-    "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm", "ReLU", "ReLU6", "ReflectionPad2d", "ReplicationPad2d", "Sequential",
-    "SiLU", "Sigmoid", "SmoothL1Loss", "SoftMarginLoss", "Softmax", "Softmin", "Softplus", "Softshrink", "Softsign",
-    "SparseLinear", "SyncBatchNorm", "Tanh", "Tanhshrink", "Threshold", "TripletMarginLoss",
-    "TripletMarginWithDistanceLoss", "Unflatten", "Upsample", "ZeroPad2d", "fold_batch_norms", "init", "to_float8",
+    "Module", "ModuleDict", "ModuleList", "MultiheadAttention", "NLLLoss", "PReLU", "PairwiseDistance", "Parameter",
+    "PixelShuffle", "PixelUnshuffle", "PoissonNLLLoss", "RMSNorm", "ReLU", "ReLU6", "ReflectionPad2d",
+    "ReplicationPad2d", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "SoftMarginLoss", "Softmax", "Softmin",
+    "Softplus", "Softshrink", "Softsign", "SparseLinear", "SyncBatchNorm", "Tanh", "Tanhshrink", "Threshold",
+    "Transformer", "TransformerDecoder", "TransformerDecoderLayer", "TransformerEncoder", "TransformerEncoderLayer",
+    "TripletMarginLoss", "TripletMarginWithDistanceLoss", "Unflatten", "Upsample", "ZeroPad2d", "fold_batch_norms",
+    "init", "to_float8",
 ]  # fmt: skip
 
 
