@@ -58,26 +58,27 @@ _TORCH_NAMES = (
 # The operations of `minidl.ops` that torch also has at its top level; a test compares them with `ops.registry`.
 _OPERATIONS = (
     "abs", "absolute", "adaptive_avg_pool1d", "add", "addcdiv", "addcmul", "addmm", "all", "allclose", "amax", "amin",
-    "any", "argmax", "argmin", "argsort", "avg_pool1d", "baddbmm", "bitwise_and", "bitwise_not", "bitwise_or",
-    "bitwise_xor", "bmm", "cat", "cdist", "ceil", "celu", "chunk", "clamp", "clip", "clone", "concat", "concatenate",
-    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos", "cosine_embedding_loss",
-    "count_nonzero", "cumsum", "deg2rad", "diag", "diagonal", "div", "divide", "dot", "dropout", "einsum", "eq",
-    "equal", "erf", "exp", "expm1", "flatten", "flip", "fliplr", "flipud", "floor", "floor_divide", "fmod", "frac",
-    "gather", "ge", "greater", "greater_equal", "gt", "hardshrink", "hinge_embedding_loss", "hstack", "index_add",
-    "index_select", "inner", "isclose", "isfinite", "isinf", "isnan", "kron", "le", "lerp", "less", "less_equal", "log",
-    "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor",
-    "logit", "logsumexp", "lt", "margin_ranking_loss", "masked_fill", "masked_select", "matmul", "max", "max_pool1d",
-    "maximum", "mean", "meshgrid", "min", "minimum", "mm", "movedim", "mul", "multiply", "mv", "nan_to_num", "narrow",
-    "ne", "neg", "negative", "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute",
-    "poisson_nll_loss", "pow", "prod", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave", "reshape",
-    "roll", "rot90", "round", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort",
-    "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh",
-    "threshold", "tile", "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc",
-    "unbind", "unflatten", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
+    "any", "argmax", "argmin", "argsort", "avg_pool1d", "baddbmm", "bincount", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "bmm", "cat", "cdist", "ceil", "celu", "chunk", "clamp", "clip", "clone", "concat",
+    "concatenate", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "cos", "cosine_embedding_loss",
+    "count_nonzero", "cumprod", "cumsum", "deg2rad", "diag", "diagonal", "div", "divide", "dot", "dropout", "einsum",
+    "eq", "equal", "erf", "exp", "expm1", "flatten", "flip", "fliplr", "flipud", "floor", "floor_divide", "fmod",
+    "frac", "gather", "ge", "greater", "greater_equal", "gt", "hardshrink", "hinge_embedding_loss", "histc", "hstack",
+    "index_add", "index_select", "inner", "isclose", "isfinite", "isinf", "isnan", "kron", "kthvalue", "le", "lerp",
+    "less", "less_equal", "log", "log10", "log1p", "log2", "log_softmax", "logaddexp", "logical_and", "logical_not",
+    "logical_or", "logical_xor", "logit", "logsumexp", "lt", "margin_ranking_loss", "masked_fill", "masked_select",
+    "matmul", "max", "max_pool1d", "maximum", "mean", "median", "meshgrid", "min", "minimum", "mm", "movedim", "mul",
+    "multinomial", "multiply", "mv", "nan_to_num", "nanmedian", "nanquantile", "narrow", "ne", "neg", "negative",
+    "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute", "poisson_nll_loss", "pow", "prod",
+    "quantile", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave", "reshape", "roll", "rot90", "round",
+    "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square",
+    "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh", "threshold", "tile", "topk",
+    "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc", "unbind", "unflatten",
+    "unique", "unique_consecutive", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 # Not in `from minidl import *`, because Python has a module random.
-_MORE = ("autograd", "cuda", "kernels", "random", "sparse", "testing")
+_MORE = ("autograd", "cuda", "kernels", "linalg", "random", "sparse", "testing")
 
 _MODULES = {
     name: f"minidl.{module}"

@@ -10,8 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from minidl import random
+from minidl.autograd import no_grad
 from minidl.common import suggestions
+from minidl.kernels import elementwise
 from minidl.kernels import random as kernels
 from minidl.tensors import Tensor
 
@@ -51,6 +55,52 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, seed: int | Non
     if not tensor.data.is_meta:
         kernels.normal_(tensor.data, mean, std, *random.key(seed))
     return tensor
+
+
+def trunc_normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, seed: int | None = None
+) -> Tensor:
+    """Fill with normally distributed values from [a, b]. Raises ValueError unless a < b."""
+    if not a < b:
+        raise ValueError(f"trunc_normal_: a is {a} and b is {b}, expected a < b")
+    if not tensor.data.is_meta:
+        low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+        drawn = kernels.uniform(tensor.shape, low, high, *random.key(seed), dtype=torch.float64, device=tensor.device)
+        quantiles = _inverse_erf(drawn)
+        values = elementwise.add(elementwise.mul(quantiles, std * math.sqrt(2)), mean)
+        with no_grad():
+            tensor.copy_(elementwise.clamp(values, a, b))
+    return tensor
+
+
+# Giles, Approximating the erfinv function, 2011: polynomials in w = -log(1 - x^2), less 2.5, and in its root, less 3.
+CENTRAL = (
+    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+    0.246640727, 1.50140941,
+)  # fmt: skip
+TAIL = (
+    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+    1.00167406, 2.83297682,
+)  # fmt: skip
+
+
+def _inverse_erf(x: torch.Tensor) -> torch.Tensor:
+    """Return y with erf(y) = x in float64: the approximation of float32, then a step of Newton's method."""
+    x = elementwise.clamp(x, -1 + 2.0**-53, 1 - 2.0**-53)
+    w = elementwise.neg(elementwise.log1p(elementwise.neg(elementwise.mul(x, x))))
+
+    def polynomial(coefficients: Sequence[float], t: torch.Tensor) -> torch.Tensor:
+        total = elementwise.mul(t, 0.0)
+        for coefficient in coefficients:
+            total = elementwise.add(elementwise.mul(total, t), coefficient)
+        return total
+
+    tail = polynomial(TAIL, elementwise.sub(elementwise.sqrt(w), 3.0))
+    central = polynomial(CENTRAL, elementwise.sub(w, 2.5))
+    y = elementwise.mul(elementwise.where(elementwise.lt(w, 5.0), central, tail), x)
+    off = elementwise.sub(elementwise.erf(y), x)
+    slope = elementwise.mul(elementwise.exp(elementwise.neg(elementwise.mul(y, y))), 2 / math.sqrt(math.pi))
+    return elementwise.sub(y, elementwise.div(off, slope))
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:

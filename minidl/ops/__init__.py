@@ -42,6 +42,7 @@ from minidl.ops import (
     shape,
     sorting,
     sparse,
+    statistics,
     unary,
     variance,
 )
@@ -70,7 +71,7 @@ from minidl.ops.loss import *
 from minidl.ops.margins import *
 from minidl.ops.pool import *
 from minidl.ops.powers import *
-from minidl.ops.random import dropout, dropout2d, rand, randn
+from minidl.ops.random import dropout, dropout2d, multinomial, rand, randn
 from minidl.ops.rearrange import *
 from minidl.ops.reduce import *
 from minidl.ops.registry import register
@@ -80,11 +81,19 @@ from minidl.ops.scatter_gather import *
 from minidl.ops.shape import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
+from minidl.ops.statistics import *
 from minidl.ops.unary import *
 from minidl.ops.variance import *
 from minidl.tensors import Tensor
 
-__all__ = ["dropout", "dropout2d", "einsum", "rand", "randn"]  # in the form that type checkers understand
+__all__ = [
+    "dropout",
+    "dropout2d",
+    "einsum",
+    "multinomial",
+    "rand",
+    "randn",
+]  # in the form that type checkers understand
 __all__ += activation.__all__
 __all__ += attention.__all__
 __all__ += batchnorm.__all__
@@ -115,6 +124,7 @@ __all__ += scatter_gather.__all__
 __all__ += shape.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
+__all__ += statistics.__all__
 __all__ += unary.__all__
 __all__ += variance.__all__
 

@@ -149,6 +149,24 @@ def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return _from_result("scatter_add_", lambda a, v: scatter_gather.scatter_add(a, dim, index, v))(x, src)
 
 
+def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1) -> Tensor:
+    """Add alpha times source at `index` along `dim` in place. Raises as `index_add`."""
+    return _from_result("index_add_", lambda a, v: scatter_gather.index_add(a, dim, index, v, alpha=alpha))(x, source)
+
+
+def fill_diagonal_(x: Tensor, fill_value: Scalar, wrap: bool = False) -> Tensor:
+    """Fill the diagonal with one value in place; with `wrap` again, one row below, in a matrix with more rows than
+    columns.
+
+    Raises ValueError for a vector, or more than two dimensions of different sizes.
+    """
+    refuse_recorded("fill_diagonal_", x)
+    if x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
+        raise ValueError(f"fill_diagonal_: x has shape {list(x.shape)}, expected a matrix, or equal sizes")
+    x.data.fill_diagonal_(fill_value, wrap)
+    return x
+
+
 def zero_(x: Tensor) -> Tensor:
     """Fill with zeros in place."""
     refuse_recorded("zero_", x)
@@ -207,5 +225,5 @@ METHODS: dict[str, Callable[..., Tensor | None]] = {
     "__ixor__": _from_result("^=", bitwise.bitwise_xor),
     **{f"{name}_": _in_place(name) for name in (*_OF_ONE, *_OF_TWO)},
     **{f.__name__: f for f in (add_, sub_, mul_, div_, pow_, clamp_, copy_, zero_, fill_, normal_, uniform_)},
-    **{f.__name__: f for f in (masked_fill_, scatter_, scatter_add_)},
+    **{f.__name__: f for f in (fill_diagonal_, index_add_, masked_fill_, scatter_, scatter_add_)},
 }  # fmt: skip

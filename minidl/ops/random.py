@@ -10,14 +10,14 @@ import torch
 from minidl import random
 from minidl.autograd import Function
 from minidl.autograd.function import recordable
-from minidl.kernels import check
+from minidl.kernels import check, elementwise, reduce, scan
 from minidl.kernels import random as kernels
 from minidl.ops.binary import piecewise_linear
 from minidl.ops.elementwise import mul
 from minidl.ops.inplace import apply_in_place
 from minidl.tensors import Tensor, device_of
 
-__all__ = ["dropout", "dropout2d", "rand", "randint", "randn"]
+__all__ = ["dropout", "dropout2d", "multinomial", "rand", "randint", "randn"]
 
 
 @recordable(gradient=piecewise_linear(kernels.dropout))
@@ -116,3 +116,36 @@ def randint(
     sizes = check.sizes("randint", (size,))
     low, high = check.integer("randint", "low", low), check.integer("randint", "high", high)
     return Tensor(kernels.randint(sizes, low, high, *random.key(seed), device=where, first=random.first_index(sizes)))
+
+
+def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, seed: int | None = None) -> Tensor:
+    """Return positions drawn with probabilities proportional to input [K] or [B, K]: int64 [num_samples] or
+    [B, num_samples], different ones of a row unless `replacement`. A probability of 0 is never drawn. Seeds as `rand`.
+
+    Raises TypeError for integers, ValueError for other shapes, for more samples than positions without replacement, and
+    on the CPU for probabilities that are negative, not finite or too few above 0.
+    """
+    check.floating("multinomial", input=input.data)
+    if input.ndim not in (1, 2) or not input.shape[-1]:
+        raise ValueError(f"multinomial: input has shape {list(input.shape)}, expected [K] or [B, K]")
+    K, S = input.shape[-1], check.integer("multinomial", "num_samples", num_samples)
+    if S < 1 or (S > K and not replacement):
+        raise ValueError(f"multinomial: num_samples is {S}, expected 1 to {K}, or 1 and more with replacement=True")
+    p = input.data.reshape(-1, K).to(torch.float64)
+    positive = elementwise.gt(p, 0)
+    if not p.is_cuda:  # reading would wait for the device
+        if not bool((elementwise.ge(p, 0) & elementwise.lt(p, float("inf"))).all()):
+            raise ValueError("multinomial: input has a number that is negative, infinite or NaN")
+        if bool((positive.sum(1) < (1 if replacement else S)).any()):
+            raise ValueError(f"multinomial: a row has fewer than {1 if replacement else S} probabilities above 0")
+    u = rand(len(p), S if replacement else K, seed=seed, dtype=torch.float64, device=p.device).data
+    if replacement:
+        # Positions of probability 0 have the sum of the position before: the search passes them.
+        last = torch.where(positive, torch.arange(K, device=p.device), 0).cummax(1).values
+        sums = scan.cumsum(p, 1).gather(1, last)
+        drawn = torch.searchsorted(sums, elementwise.mul(u, sums[:, -1:]), right=True)
+    else:
+        # The largest of p / e with e from an exponential distribution (Efraimidis and Spirakis, 2006).
+        e = elementwise.clamp(elementwise.neg(elementwise.log(elementwise.sub(1.0, u))), 1e-300, None)
+        drawn = reduce.leading(elementwise.div(p, e), S, 1, True)[1]
+    return Tensor(drawn.reshape(*input.shape[:-1], S))

@@ -15,12 +15,13 @@ from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import compare, conditional, elementwise, extrema, indexing, unary
 from minidl.ops.arguments import Dim
 from minidl.ops.conditional import where
-from minidl.ops.shape import expand, reshape, squeeze, to, wide
+from minidl.ops.join import cat
+from minidl.ops.shape import clone, expand, reshape, squeeze, to, wide
 from minidl.tensors import Tensor
 
 __all__ = [
-    "all", "any", "cosine_similarity", "count_nonzero", "cumsum", "logsumexp", "mean", "norm", "normalize", "prod",
-    "sum",
+    "all", "any", "cosine_similarity", "count_nonzero", "cumprod", "cumsum", "logsumexp", "mean", "norm",
+    "normalize", "prod", "sum",
 ]  # fmt: skip
 
 
@@ -119,6 +120,26 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tens
     if not input.dtype.is_floating_point:
         return Tensor(torch.cumsum(input.data, check.axis("cumsum", dim, max(input.ndim, 1))))
     return Cumsum.apply(input, dim)
+
+
+def cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the products of the elements so far along `dim`, computed in float64; int64 for integers and bools.
+
+    Raises IndexError for a dimension out of range.
+    """
+    at = check.axis("cumprod", dim, max(input.ndim, 1))
+    x = input if dtype is None else to(input, dtype)
+    if not x.dtype.is_floating_point:
+        return Tensor(torch.cumprod(x.data, at))
+    if x.ndim == 0:
+        return clone(x)
+    products, n, step = to(x, torch.float64), x.shape[at], 1
+    while step < n:  # of the last 2 step elements
+        longer = elementwise.mul(
+            indexing.narrow(products, at, step, n - step), indexing.narrow(products, at, 0, n - step)
+        )
+        products, step = cat([indexing.narrow(products, at, 0, step), longer], at), 2 * step
+    return to(products, x.dtype, copy=True)
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ __all__ = ["argsort", "sort"]
 class Sort(Chosen):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, ...]:
-        return Chosen.save_positions(ctx, x, dim, *_sorted(x, dim, descending))
+        return Chosen.save_positions(ctx, x, dim, *sorted_values(x, dim, descending))
 
 
 def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Found:
@@ -30,10 +30,10 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool
 
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
     """Return the indices of `sort`."""
-    return Tensor(_sorted(input.data, check.axis("argsort", dim, max(input.ndim, 1)), descending)[1])
+    return Tensor(sorted_values(input.data, check.axis("argsort", dim, max(input.ndim, 1)), descending)[1])
 
 
-def _sorted(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def sorted_values(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values and positions (int64) along `dim`."""
     if not x.dim():
         return x.clone(), torch.zeros(x.shape, dtype=torch.int64, device=x.device)

@@ -59,3 +59,27 @@ def test_filling_a_saved_tensor_is_an_in_place_change(device):
         init.normal_(w, 100.0, 0.0)
     with pytest.raises(RuntimeError, match="changed in place"):
         loss.backward()
+
+
+@pytest.mark.parametrize(("a", "b"), [(-2.0, 2.0), (-0.5, 3.0), (2.5, 6.0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_truncated_normal_numbers(a, b, dtype):
+    tensor = Tensor(torch.empty(SHAPE, dtype=dtype, device=default_device()))
+    assert init.trunc_normal_(tensor, 1.0, 2.0, 1 + 2 * a, 1 + 2 * b, seed=4) is tensor
+    values = (tensor.data.double().flatten().cpu() - 1) / 2
+    assert a - 1e-3 <= values.min() <= values.max() <= b + 1e-3
+    low, high = torch.special.ndtr(torch.tensor([a, b], dtype=torch.float64))
+    # The distribution function of the values is uniform (Kolmogorov and Smirnov, at one of 10^6), but for rounding.
+    uniform = ((torch.special.ndtr(values) - low) / (high - low)).sort().values
+    steps = torch.arange(len(uniform)) / len(uniform)
+    assert (uniform - steps).abs().max() < 2.7 / math.sqrt(len(uniform)) + 2 * torch.finfo(dtype).eps
+
+
+def test_the_inverse_of_erf():
+    x = torch.linspace(-1, 1, 4001, dtype=torch.float64)[1:-1]
+    torch.testing.assert_close(init._inverse_erf(x.to(default_device())).cpu(), torch.erfinv(x), rtol=1e-12, atol=1e-15)
+
+
+def test_a_truncated_interval_has_an_inside():
+    with pytest.raises(ValueError, match=r"trunc_normal_: a is 2.0 and b is 2.0, expected a < b"):
+        init.trunc_normal_(empty(), a=2.0)

@@ -49,6 +49,10 @@ CASES = {
     "counts": lambda m, x: (m.count_nonzero(x > 0, 1), m.logical_xor(x > 0, x > 1), m.isclose(x, x * (1 + 9e-6))),
     "sequences": lambda m, x: (m.max_pool1d(x, 2, 1), m.avg_pool1d(x, 3, 2, 1), m.adaptive_avg_pool1d(x, 4)),
     "diagonal": lambda m, x: m.diagonal(x, 1, -1, 0),
+    "cumprod": lambda m, x: (
+        m.cumprod(x, 1), x.cumprod(-1), m.cumprod(x * (x > 0), 0), x.sum().cumprod(0), x[:0].cumprod(0),
+        m.cumprod(x[:1] * 0 + 1e-200, 1)[:, :1], m.cumprod((x.detach()[:, 0] / (x.detach()[:, 0] > 0.5)), -1),
+    ),
     "norms": lambda m, x: tuple(x.norm(p, 1) for p in (3, 0.5, -1.5, 0)),
     "norm of zeros": lambda m, x: ((x * 0).norm(3, -1), (x * (x > 0)).norm(0.5)),
     "var": lambda m, x: m.var(x, 1),

@@ -4,8 +4,8 @@ import re
 
 # Functions with random or uninitialised values: only shape and dtype are compared.
 UNCOMPARED = {
-    "Dropout", "Dropout2d", "dropout", "dropout2d", "empty", "empty_like", "normal_", "rand", "rand_like", "randint",
-    "randn", "randn_like", "uniform_",
+    "Dropout", "Dropout2d", "dropout", "dropout2d", "empty", "empty_like", "multinomial", "normal_", "rand",
+    "rand_like", "randint", "randn", "randn_like", "uniform_",
 }  # fmt: skip
 
 # Reasons by (name, beginning of the difference), which are regular expressions.

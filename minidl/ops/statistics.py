@@ -1,0 +1,244 @@
+"""Medians, quantiles and histograms, and the distinct elements of a tensor.
+
+Kernels sort and compare floating numbers and compute their bins; torch counts integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minidl.kernels import check, reduce
+from minidl.kernels import elementwise as kernels
+from minidl.ops import extrema, sorting
+from minidl.ops.arguments import Dim
+from minidl.ops.conditional import where
+from minidl.ops.elementwise import mul, sub
+from minidl.ops.scatter_gather import Summed, gather
+from minidl.ops.shape import movedim, reshape, to, unsqueeze
+from minidl.tensors import Scalar, Tensor
+
+__all__ = [
+    "bincount", "histc", "kthvalue", "median", "nanmedian", "nanquantile", "quantile", "unique", "unique_consecutive",
+]  # fmt: skip
+
+INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
+
+def _middle(x: torch.Tensor, skip_nan: bool) -> torch.Tensor:
+    """Return the position of the median among sorted elements along the last dimension, which stays, with size 1."""
+    last = x.shape[-1] - 1
+    nans = kernels.ne(x, x).sum(-1, keepdim=True)
+    if skip_nan:
+        return (last - nans).clamp(min=0) // 2
+    return torch.where(nans > 0, last + 1 - nans, last // 2)  # the first NaN
+
+
+class Median(extrema.Max):
+    @staticmethod
+    def compute(x: torch.Tensor, dim: Dim, keepdim: bool, skip_nan: bool = False) -> torch.Tensor:
+        if not x.numel():
+            return torch.full((), float("nan"), dtype=x.dtype, device=x.device)
+        ordered = sorting.sorted_values(x.reshape(-1), 0, False)[0]
+        return ordered.gather(0, _middle(ordered, skip_nan)).reshape(())
+
+
+class NanMedian(Median):
+    @staticmethod
+    def compute(x: torch.Tensor, dim: Dim, keepdim: bool, skip_nan: bool = True) -> torch.Tensor:
+        return Median.compute(x, dim, keepdim, skip_nan)
+
+
+class Ranked(extrema.Chosen):
+    """The element of a rank along a dimension, and its position: of rank k, or of the median."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, k: int | None, skip_nan: bool) -> Any:
+        parts = [part.movedim(dim, -1) if x.dim() else part.reshape(1) for part in sorting.sorted_values(x, dim, False)]
+        at = _middle(parts[0], skip_nan) if k is None else torch.full_like(parts[1][..., :1], k)
+        y, indices = (part.gather(-1, at).movedim(-1, dim) if x.dim() else part.reshape(()) for part in parts)
+        if x.dim() and not keepdim:
+            y, indices = y.squeeze(dim), indices.squeeze(dim)
+        return extrema.Chosen.save_positions(ctx, x, dim, y, indices)
+
+
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the median of input, the lower of two; or along `dim` (values, indices). NaN if any element is NaN.
+
+    Without `dim` equal elements share the gradient evenly; the median of no elements is NaN. Raises IndexError for a
+    dimension out of range or of size 0.
+    """
+    return _median("median", Median, input, dim, keepdim, False)
+
+
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return the median of the elements that are not NaN, as `median`; NaN where all are."""
+    return _median("nanmedian", NanMedian, input, dim, keepdim, True)
+
+
+def _median(name: str, function: type[Median], x: Tensor, dim: int | None, keepdim: bool, skip_nan: bool) -> Any:
+    if dim is None:
+        return function.apply(x, None, False)
+    return _ranked(name, x, dim, keepdim, None, skip_nan)
+
+
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> extrema.Found:
+    """Return (values, indices) of the k-th smallest elements along `dim`, k from 1; NaN counts as above all others.
+
+    Raises IndexError for a dimension out of range or of size 0, ValueError for a k out of range.
+    """
+    at = check.axis("kthvalue", dim, max(input.ndim, 1))
+    size = input.shape[at] if input.ndim else 1
+    if not 1 <= check.integer("kthvalue", "k", k) <= size:
+        raise ValueError(f"kthvalue: k is {k}, expected 1 to {size}")
+    return _ranked("kthvalue", input, dim, keepdim, k - 1, False)
+
+
+def _ranked(name: str, x: Tensor, dim: int, keepdim: bool, k: int | None, skip_nan: bool) -> extrema.Found:
+    at = check.axis(name, dim, max(x.ndim, 1))
+    if x.ndim and not x.shape[at]:
+        raise IndexError(f"{name}: dimension {dim} of {list(x.shape)} has no elements")
+    return extrema.Found(*Ranked.apply(x, at, keepdim, k, skip_nan))
+
+
+def quantile(
+    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    """Return the quantiles q, from 0 to 1, along `dim` or of all elements; NaN where any element is NaN.
+
+    q: a number, or [Q] of them in input's dtype, whose dimension comes first in the result. interpolation, between the
+    two elements next to q (size - 1): "linear", "lower", "higher", "midpoint" or "nearest".
+    Raises TypeError unless input is float32 or float64, ValueError for no elements or another q or interpolation.
+    """
+    return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
+
+
+def nanquantile(
+    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    """Return the quantiles of the elements that are not NaN, as `quantile`; NaN where all are."""
+    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
+
+
+def _quantile(
+    name: str, x: Tensor, q: float | Tensor, dim: int | None, keepdim: bool, interpolation: str, skip_nan: bool
+) -> Tensor:
+    if x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: input has dtype {x.dtype}, expected float32 or float64; convert it with .to()")
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"{name}: interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+    levels = q if isinstance(q, Tensor) else Tensor(torch.tensor(float(q), dtype=x.dtype, device=x.device))
+    if levels.ndim > 1 or levels.dtype != x.dtype:
+        raise ValueError(f"{name}: q is {levels.dtype} {list(levels.shape)}, expected a number or [Q], of {x.dtype}")
+    at = None if dim is None else check.axis(name, dim, max(x.ndim, 1))
+    rows = reshape(x, x.numel()) if at is None or not x.ndim else movedim(x, at, -1)
+    if not rows.shape[-1]:
+        raise ValueError(f"{name}: input has shape {list(x.shape)}, expected elements to take quantiles of")
+    if not levels.data.is_cuda and not bool(kernels.eq(kernels.clamp(levels.data, 0.0, 1.0), levels.data).all()):
+        raise ValueError(f"{name}: q has a number outside of 0 to 1")
+    ordered = sorting.sort(rows, -1).values
+    nans = kernels.ne(rows.data, rows.data).sum(-1, keepdim=True)
+    last = (rows.shape[-1] - 1 - (nans if skip_nan else nans * 0)).clamp(min=0)
+    rank = mul(reshape(levels.detach(), levels.numel()), Tensor(last.to(x.dtype)))  # [..., Q]
+    if not skip_nan:
+        rank = where(Tensor(nans > 0), Tensor(last.to(x.dtype)), rank)
+    lower = {"higher": rank.ceil(), "nearest": rank.round()}.get(interpolation, rank.floor())
+    y = gather(ordered, -1, to(lower, torch.int64))
+    if interpolation in ("linear", "midpoint"):
+        weight = sub(rank, lower) if interpolation == "linear" else 0.5
+        y = y.lerp(gather(ordered, -1, to(rank.ceil(), torch.int64)), weight)
+    y = movedim(y, -1, 0)
+    if keepdim:
+        y = unsqueeze(y, at + 1) if at is not None and x.ndim else reshape(y, -1, *(1 for _ in x.shape))
+    return y if levels.ndim else reshape(y, *y.shape[1:])
+
+
+def histc(input: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
+    """Return how many elements are in each of `bins` equal parts of [min, max], [bins] in input's dtype.
+
+    With min == max the range is that of the elements. NaN and what is outside of the range is not counted. Raises
+    TypeError for integers, ValueError for bins below 1 or a range that is not finite or ends before it begins.
+    """
+    check.floating("histc", input=input.data)
+    if check.integer("histc", "bins", bins) < 1:
+        raise ValueError(f"histc: bins is {bins}, expected at least 1")
+    x = input.data.reshape(-1)
+    x = x.float() if x.dtype.itemsize == 2 else x
+    low, high = float(min), float(max)
+    if low == high and x.numel():
+        low, high = (float(function(x)) for function in (reduce.amin, reduce.amax))
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (low < high and high - low < float("inf")):
+        raise ValueError(f"histc: the range is {low} to {high}, expected finite numbers, the first one below")
+    inside = kernels.eq(kernels.clamp(x, low, high), x)
+    at = kernels.div(kernels.mul(kernels.sub(x[inside], low), bins), high - low).to(torch.int64)
+    return Tensor(torch.bincount(at.clamp(max=bins - 1), minlength=bins).to(input.dtype))
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Return how often each whole number from 0 is in input [N], int64, for at least `minlength` numbers.
+
+    With weights [N] the sum of theirs, in order, float64 unless they are float32; no gradient is recorded. Raises
+    TypeError unless input has integers, ValueError for a number below 0 or other shapes.
+    """
+    if input.dtype.is_floating_point or input.dtype == torch.bool:
+        raise TypeError(f"bincount: input has dtype {input.dtype}, expected integers; convert it with .to()")
+    if check.integer("bincount", "minlength", minlength) < 0:
+        raise ValueError(f"bincount: minlength is {minlength}, expected at least 0")
+    if input.ndim != 1 or (weights is not None and weights.shape != input.shape):
+        others = "" if weights is None else f" and weights {list(weights.shape)}"
+        raise ValueError(f"bincount: input has shape {list(input.shape)}{others}, expected [N]")
+    numbers = input.data.to(torch.int64)
+    if numbers.numel() and int(numbers.min()) < 0:
+        raise ValueError(f"bincount: input has {int(numbers.min())}, expected numbers from 0")
+    counts = torch.bincount(numbers, minlength=minlength)
+    if weights is None:
+        return Tensor(counts)
+    rows = weights.data if weights.dtype == torch.float32 else weights.data.to(torch.float64)
+    if not len(rows):
+        return Tensor(counts.to(rows.dtype))
+    return reshape(Summed.apply(numbers, Tensor(rows.unsqueeze(1)), len(counts)), len(counts))
+
+
+def unique(
+    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:  # fmt: skip
+    """Return the distinct elements in rising order (also where `sorted` is False), or distinct parts along `dim`.
+
+    With return_inverse, then the position of each element among them, with return_counts how often each occurs, int64.
+    Every NaN is distinct. No gradient is recorded. Raises IndexError for a dimension out of range.
+    """
+    return _distinct("unique", torch.unique, input, return_inverse, return_counts, dim)
+
+
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """Return the elements that differ from the one before, or such parts along `dim`; the rest as `unique`."""
+    return _distinct("unique_consecutive", torch.unique_consecutive, input, return_inverse, return_counts, dim)
+
+
+def _distinct(name: str, function: Any, x: Tensor, return_inverse: bool, return_counts: bool, dim: int | None) -> Any:
+    """Return what `function` of torch returns for integers in the order of the elements of x."""
+    axis = None if dim is None else check.axis(name, dim, max(x.ndim, 1))
+    values, codes = _codes(x.data)
+    outputs = function(codes, return_inverse=return_inverse, return_counts=return_counts, dim=axis)
+    first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+    elements = Tensor(values[first] if values is not None else first)
+    return (elements, *map(Tensor, others)) if others else elements
+
+
+def _codes(x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return the sorted elements of a floating tensor and, in its shape, the position of the first one that is equal;
+    None and x for integers."""
+    if not x.dtype.is_floating_point:
+        return None, x
+    values, order = sorting.sorted_values(x.reshape(-1), 0, False)
+    differs = kernels.ne(values[1:], values[:-1])
+    ranks = torch.cat([torch.zeros_like(order[:1]), differs.to(torch.int64).cumsum(0)])
+    codes = torch.empty_like(order).scatter_(0, order, ranks)
+    starts = torch.cat([torch.ones_like(order[:1], dtype=torch.bool), differs])
+    return values[starts], codes.reshape(x.shape)
