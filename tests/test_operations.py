@@ -50,7 +50,10 @@ WITHOUT_RECORD: dict[str, str] = {
     "fmod": "the record of remainder",
     **dict.fromkeys((*functions_of(ops.composed), *functions_of(ops.margins)), "tests/ops/test_composed.py"),
     **dict.fromkeys(functions_of(ops.statistics), "tests/ops/test_statistics.py"),
+    "embedding_bag": "tests/ops/test_patches.py",
+    "fold": "tests/ops/test_patches.py",
     "multinomial": "tests/ops/test_random.py",
+    "unfold": "tests/ops/test_patches.py",
     **dict.fromkeys(
         (
             "adaptive_avg_pool1d",

@@ -99,7 +99,6 @@ INSTEAD = {
     "DataParallel": "minidl train --devices",
     "Dropout1d": "Dropout2d of x.unsqueeze(3)",
     "Dropout3d": "Dropout2d of x.flatten(3)",
-    "EmbeddingBag": "SparseLinear, whose input is a CSR, or Embedding and a sum",
     "Generator": "seed= where random numbers are drawn, or minidl.manual_seed before",
     "GRU*": "Conv1d with padding='causal', another layer for sequences: minidl has no recurrent layers",
     "LSTM*": "Conv1d with padding='causal', another layer for sequences: minidl has no recurrent layers",

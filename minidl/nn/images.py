@@ -1,4 +1,4 @@
-"""Layers that change an image's size or drop its channels, and tables of vectors, with torch's arguments."""
+"""Layers that change an image's size or drop its channels, its patches, and tables of vectors; torch's arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from minidl import ops
 from minidl.kernels import check
+from minidl.kernels.check import Pair
 from minidl.nn import init
 from minidl.nn.layers import Dropout, OperationLayer
 from minidl.nn.module import Module, Parameter
@@ -58,6 +59,29 @@ class Upsample(OperationLayer):
         super().__init__()
         self.size, self.scale_factor, self.mode = size, scale_factor, mode
         self.align_corners, self.recompute_scale_factor = align_corners, recompute_scale_factor
+
+
+class Unfold(OperationLayer):
+    """The windows of images as columns, see `ops.unfold`."""
+
+    _op: Callable[..., Any] = staticmethod(ops.unfold)
+    _shown: tuple[str, ...] = ("kernel_size", "dilation", "padding", "stride")
+
+    def __init__(self, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1) -> None:
+        super().__init__()
+        self.kernel_size, self.dilation, self.padding, self.stride = kernel_size, dilation, padding, stride
+
+
+class Fold(Unfold):
+    """The sums of overlapping windows as images, see `ops.fold`."""
+
+    _op, _shown = staticmethod(ops.fold), ("output_size", *Unfold._shown)
+
+    def __init__(
+        self, output_size: Pair, kernel_size: Pair, dilation: Pair = 1, padding: Pair = 0, stride: Pair = 1
+    ) -> None:
+        super().__init__(kernel_size, dilation, padding, stride)
+        self.output_size = output_size
 
 
 class PixelShuffle(OperationLayer):
@@ -124,7 +148,7 @@ class Embedding(Module):
     Shapes: int64 or int32 of any shape -> [*, embedding_dim]. Raises as `ops.embedding`.
     """
 
-    _shown = ("num_embeddings", "embedding_dim", "padding_idx")
+    _shown: tuple[str, ...] = ("num_embeddings", "embedding_dim", "padding_idx")
 
     def __init__(
         self,
@@ -141,8 +165,8 @@ class Embedding(Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.num_embeddings = check.integer("Embedding", "num_embeddings", num_embeddings, 0)
-        self.embedding_dim = check.integer("Embedding", "embedding_dim", embedding_dim, 0)
+        self.num_embeddings = check.integer(type(self).__name__, "num_embeddings", num_embeddings, 0)
+        self.embedding_dim = check.integer(type(self).__name__, "embedding_dim", embedding_dim, 0)
         self.padding_idx = padding_idx
         self.max_norm, self.norm_type = max_norm, norm_type
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
@@ -165,4 +189,29 @@ class Embedding(Module):
     def forward(self, input: Tensor) -> Tensor:
         return ops.embedding(
             input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )  # fmt: skip
+
+
+class EmbeddingBag(Embedding):
+    """Means, sums or maxima of bags of rows of a table, see `ops.embedding_bag`."""
+
+    _shown = ("num_embeddings", "embedding_dim", "mode", "padding_idx")
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, max_norm: float | None = None, norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+        _weight: Tensor | torch.Tensor | None = None, include_last_offset: bool = False,
+        padding_idx: int | None = None, device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+        *, _freeze: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, _weight,
+            _freeze, device, dtype,
+        )  # fmt: skip
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        return ops.embedding_bag(
+            input, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.mode,
+            self.sparse, per_sample_weights, self.include_last_offset, self.padding_idx,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from minidl.common import suggestions
 from minidl.ops import (
     activation,
     attention,
+    bags,
     batchnorm,
     bitwise,
     compare,
@@ -32,6 +33,7 @@ from minidl.ops import (
     lookup,
     loss,
     margins,
+    patches,
     pool,
     powers,
     rearrange,
@@ -50,6 +52,7 @@ from minidl.ops import float8 as float8
 from minidl.ops.activation import *
 from minidl.ops.arguments import checked
 from minidl.ops.attention import *
+from minidl.ops.bags import *
 from minidl.ops.batchnorm import *
 from minidl.ops.bitwise import *
 from minidl.ops.compare import *
@@ -69,6 +72,7 @@ from minidl.ops.linear_loss import *
 from minidl.ops.lookup import *
 from minidl.ops.loss import *
 from minidl.ops.margins import *
+from minidl.ops.patches import *
 from minidl.ops.pool import *
 from minidl.ops.powers import *
 from minidl.ops.random import dropout, dropout2d, multinomial, rand, randn
@@ -96,6 +100,7 @@ __all__ = [
 ]  # in the form that type checkers understand
 __all__ += activation.__all__
 __all__ += attention.__all__
+__all__ += bags.__all__
 __all__ += batchnorm.__all__
 __all__ += bitwise.__all__
 __all__ += compare.__all__
@@ -114,6 +119,7 @@ __all__ += linear_loss.__all__
 __all__ += lookup.__all__
 __all__ += loss.__all__
 __all__ += margins.__all__
+__all__ += patches.__all__
 __all__ += pool.__all__
 __all__ += powers.__all__
 __all__ += rearrange.__all__

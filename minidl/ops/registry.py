@@ -21,14 +21,14 @@ __all__: list[str] = []  # no public operations
 # Operations that are functions alone, although torch has a method of the name.
 _NO_METHOD = frozenset((
     "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "logical_and", "logical_not", "logical_or", "prelu",
-    "where",
+    "unfold", "where",
 ))  # fmt: skip
 # Operations of `minidl.ops` and `minidl.nn.functional` alone, although torch has the name at its top level; rand and
 # randn come from `minidl.ops.random`.
 _NOT_ON_TOP_LEVEL = frozenset((
     "adaptive_max_pool1d", "batch_norm", "binary_cross_entropy_with_logits", "cosine_similarity", "embedding",
-    "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "pixel_shuffle", "pixel_unshuffle", "prelu",
-    "rand", "randn", "rms_norm",
+    "embedding_bag", "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "pixel_shuffle",
+    "pixel_unshuffle", "prelu", "rand", "randn", "rms_norm",
 ))  # fmt: skip
 # Operators by the operation that computes them; those of the second table also exist with the operands swapped.
 _OPERATORS = {

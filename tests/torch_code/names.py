@@ -39,6 +39,7 @@ ARRANGED: dict[str, Callable[[Any], Any]] = {
     "einsum": lambda f: lambda tensors, equation: f(equation, *tensors),
     "where": lambda f: lambda x, condition, other: f(condition, x, other),
     "nn.functional.embedding": lambda f: lambda weight, indices, **named: f(indices, weight, **named),
+    "nn.functional.embedding_bag": lambda f: lambda weight, indices, **named: f(indices, weight, **named),
 }
 FLOATS = (torch.float32, torch.float16)
 
@@ -312,7 +313,7 @@ def homes(name: str) -> dict[str, Callable[..., Any]]:
     """What minidl has under the name of an OpInfo: label, function."""
     short = name.removeprefix("nn.functional.")
     found: dict[str, Callable[..., Any]] = {}
-    if "." in short:
+    if "." in short or name == "unfold":  # the method; minidl has the function of images
         return found
     places = [("ops", ops)] if short != name else [("ops", ops), ("minidl", minidl), ("Tensor", Tensor)]
     for place, home in places:
