@@ -92,6 +92,9 @@ OPTIMIZERS = {
     "adagrad": lambda p: optim.Adagrad(p, lr=0.1),
     "adam": lambda p: optim.Adam(p, lr=0.01),
     "adamw, clipped": lambda p: optim.AdamW(p, lr=0.01, max_norm=1.0),
+    "adamax": lambda p: optim.Adamax(p, lr=0.01),
+    "radam": lambda p: optim.RAdam(p, lr=0.01, weight_decay=0.1),
+    "nadam": lambda p: optim.NAdam(p, lr=0.01),
     "muon": lambda p: optim.Muon([each for each in p if each.ndim == 2], lr=0.05),
     "adam, lazy": lambda p: optim.Adam(p, lr=0.01, lazy=True),
 }

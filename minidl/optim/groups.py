@@ -35,6 +35,7 @@ _LIMITS: dict[str, tuple[Callable[[float], bool], str]] = {
     "beta2": (lambda v: 0.0 <= v < 1.0, "from 0 to below 1"),
     "eps": (lambda v: v >= 0.0, "at least 0"),
     "lr_decay": (lambda v: v >= 0.0, "at least 0"),
+    "momentum_decay": (lambda v: v >= 0.0, "at least 0"),
     "max_norm": (lambda v: v > 0.0, "above 0"),
     "loss_scale": (lambda v: 1.0 <= v <= 2.0**24 and math.frexp(v)[0] == 0.5, "from 1 to 2^24, a power of two"),
     "initial_accumulator_value": (lambda v: v >= 0.0, "at least 0"),
@@ -185,7 +186,8 @@ def flags(name: str, groups: Sequence[Mapping[str, Any]], defaults: Mapping[str,
 def of_torch(name: str, group: Mapping[str, Any], current: Mapping[str, Any], decoupled: bool) -> dict[str, Any]:
     """Return the settings of a group in torch's form. Raises ValueError for a setting that minidl does not support."""
     if group.get("decoupled_weight_decay") and not decoupled:
-        raise ValueError(f"{name}: the state has decoupled_weight_decay=True: use AdamW")
+        instead = "use AdamW" if name == "Adam" else "create the optimizer with it"
+        raise ValueError(f"{name}: the state has decoupled_weight_decay=True: {instead}")
     settings: dict[str, Any] = {}
     for key, value in group.items():
         if key == "params" or key in _IGNORED:

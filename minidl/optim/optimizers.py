@@ -107,6 +107,63 @@ class AdamW(Adam):
         )  # fmt: skip
 
 
+class Adamax(Optimizer):
+    """m as in `Adam`, u = max(beta2 u, |g| + eps), p -= lr / (1 - beta1^t) m / u. arXiv 1412.6980.
+
+    `weight_decay` adds weight_decay p to the gradient. As torch.optim.Adamax.
+    """
+
+    _rule = "adamax"
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, foreach: bool | None = None, *, maximize: bool = False, differentiable: bool = False,
+        capturable: bool = False, max_norm: float | None = None, lazy: bool = False, loss_scale: float | None = None,
+        skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(params, locals())
+
+
+class RAdam(Optimizer):
+    """`Adam` with a step whose variance is corrected, and without v in the first steps. Liu et al., arXiv 1908.03265.
+
+    `weight_decay` adds weight_decay p to the gradient, or with `decoupled_weight_decay` first p *= 1 - lr weight_decay.
+    As torch.optim.RAdam; `kernels.update` has the formula.
+    """
+
+    _rule = "radam"
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, decoupled_weight_decay: bool = False, *, foreach: bool | None = None,
+        maximize: bool = False, capturable: bool = False, differentiable: bool = False, max_norm: float | None = None,
+        lazy: bool = False, loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
+        if decoupled_weight_decay:
+            self._rule = "radamw"
+        super().__init__(params, locals())
+
+
+class NAdam(Optimizer):
+    """`Adam` with Nesterov's momentum, which grows from beta1 / 2 to beta1 by momentum_decay. Dozat, 2016.
+
+    `weight_decay` and `decoupled_weight_decay` as in `RAdam`. As torch.optim.NAdam; `kernels.update` has the formula.
+    The product of all momenta is computed from the number of steps, with the present settings.
+    """
+
+    _rule = "nadam"
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
+        foreach: bool | None = None, maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+        max_norm: float | None = None, lazy: bool = False, loss_scale: float | None = None, skip_nonfinite: bool = True,
+    ) -> None:  # fmt: skip
+        if decoupled_weight_decay:
+            self._rule = "nadamw"
+        super().__init__(params, locals())
+
+
 class Muon(Optimizer):
     """b += (1 - momentum) (g - b), p -= lr adjust N(b), first p *= 1 - lr weight_decay; for matrices. Jordan, 2024.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from minidl.kernels.update import STATES, Update
+from minidl.kernels.update import HYPER, STATES, Update
 from minidl.optim import groups as of_groups
 
 _WITHOUT_STEP = ("sgd", "muon")  # torch's state of these rules has no step, and its buffer may be None
@@ -35,11 +35,23 @@ def to_torch(
         values.update({name: read(index, tensors[index]) for name, tensors in update.kept.items()})
         if update.rule == "sgd" and values and float(step) == 0.0:
             values["momentum_buffer"] = None  # as torch has it before the first step
+        if update.rule in ("nadam", "nadamw"):
+            values["mu_product"] = _momentum_product(int(step), *update.hyper[index].tolist())
         master = update.masters[index]
         if master is not None:
             values["master"] = read(index, master)
         states[index] = values
     return states
+
+
+def _momentum_product(steps: int, *numbers: float) -> torch.Tensor:
+    """Return what torch keeps for NAdam: the product of the momenta of all steps, which the kernel computes itself."""
+    beta1, decay, product = numbers[HYPER["beta1"].value], numbers[HYPER["momentum_decay"].value], 1.0
+    for step in range(1, steps + 1):
+        product *= beta1 * (1 - 0.96 ** (step * decay) / 2)
+        if product < 1e-45:  # 0 in float32
+            break
+    return torch.tensor(product)
 
 
 def counters(update: Update) -> dict[str, torch.Tensor]:
@@ -49,7 +61,7 @@ def counters(update: Update) -> dict[str, torch.Tensor]:
 
 def read_torch(name: str, state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], update: Update) -> TorchState:
     """Return a state in torch's form, checked against the groups. Raises ValueError if it does not fit."""
-    decoupled, counted = update.rule == "adamw", counters(update).keys()
+    decoupled, counted = update.rule in ("adamw", "nadamw", "radamw"), counters(update).keys()
     saved = state["param_groups"]
     if len(saved) != len(groups):
         raise ValueError(f"{name}: the state has {len(saved)} parameter groups, expected {len(groups)}")
@@ -85,7 +97,7 @@ def read_torch(name: str, state: Mapping[str, Any], groups: Sequence[Mapping[str
 def check(name: str, state: Mapping[int, Mapping[str, Any]], update: Update, needed: Sequence[str]) -> None:
     """Raise ValueError if a state in torch's form lacks a needed tensor, or has one of another shape."""
     for index, values in state.items():
-        names = {key for key, value in values.items() if value is not None} - {"step", "master"}
+        names = {key for key, value in values.items() if value is not None} - {"step", "master", "mu_product"}
         missing, unknown = set(needed) - names, names - set(STATES[update.rule])
         begins = not names or (update.rule == "sgd" and not unknown)
         if unknown or (missing and not begins):

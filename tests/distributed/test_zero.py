@@ -15,6 +15,7 @@ RULES = {
     "Adagrad": lambda p, **more: optim.Adagrad(p, lr_decay=0.1, **more),
     "Adam": lambda p, **more: optim.Adam(p, 0.1, amsgrad=True, weight_decay=0.1, **more),
     "AdamW": lambda p, **more: optim.AdamW(p, 0.1, **more),
+    "RAdam": lambda p, **more: optim.RAdam(p, 0.1, **more),
 }
 
 

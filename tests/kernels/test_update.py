@@ -20,6 +20,11 @@ NUMBERS = {
     "adagrad": {"lr": 0.05, "lr_decay": 0.1, "eps": 1e-6},
     "adam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6},
     "adamw": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.1},
+    "adamax": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6},
+    "radam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6},
+    "radamw": {"lr": 0.01, "beta1": 0.9, "beta2": 0.3, "eps": 1e-6, "weight_decay": 0.1},
+    "nadam": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "momentum_decay": 0.004},
+    "nadamw": {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "momentum_decay": 0.5, "weight_decay": 0.1},
     "muon": {"lr": 0.1, "momentum": 0.9, "adjust": 1.0},
 }
 SIZES = [(5, 7), (1,), (128,), (129,), (3, 128), (), (1000,), (4, 4, 4), (0,), (0, 3), (260, 130)]
@@ -202,12 +207,28 @@ def exact_step(rule, param, grad, states, step):
         rate = n["lr"] / (1 + (step - 1) * n["lr_decay"])
         return param - rate * grad / (s.sqrt() + n["eps"]), {"sum": s}
     m = states["exp_avg"] + (1 - n["beta1"]) * (grad - states["exp_avg"])
+    rate, decayed = n["lr"] / (1 - n["beta1"] ** step), param
+    if rule in ("adamw", "nadamw", "radamw"):
+        decayed = param * (1 - n["lr"] * n["weight_decay"])
+    if rule == "adamax":
+        largest = torch.maximum(n["beta2"] * states["exp_inf"], grad.abs() + n["eps"])
+        return param - rate * m / largest, {"exp_avg": m, "exp_inf": largest}
     v = n["beta2"] * states["exp_avg_sq"] + (1 - n["beta2"]) * grad**2
+    states_, left = {"exp_avg": m, "exp_avg_sq": v}, 1 - n["beta2"] ** step
+    if rule.startswith("radam"):
+        limit = 2 / (1 - n["beta2"]) - 1
+        length = limit - 2 * step * (1 - left) / left
+        ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
+        root = (v.sqrt() + n["eps"]) / math.sqrt(ratio * left) if length > 5 else 1
+        return decayed - rate * m / root, states_
+    if rule.startswith("nadam"):
+        momenta = [n["beta1"] * (1 - 0.96 ** (t * n["momentum_decay"]) / 2) for t in range(1, step + 2)]
+        root = (v / left).sqrt() + n["eps"]
+        ahead = (1 - momenta[-2]) / (1 - math.prod(momenta[:-1])) * grad + momenta[-1] / (1 - math.prod(momenta)) * m
+        return decayed - n["lr"] * ahead / root, states_
     largest = torch.maximum(states["max_exp_avg_sq"], v)
     root = (largest / (1 - n["beta2"] ** step)).sqrt()
-    rate = n["lr"] / (1 - n["beta1"] ** step)
-    decayed = param * (1 - n["lr"] * n["weight_decay"]) if rule == "adamw" else param
-    return decayed - rate * m / (root + n["eps"]), {"exp_avg": m, "exp_avg_sq": v, "max_exp_avg_sq": largest}
+    return decayed - rate * m / (root + n["eps"]), {**states_, "max_exp_avg_sq": largest}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -61,6 +61,7 @@ def test_tensors(kit):
 OPTIMIZERS = {
     "SGD": {"momentum": 0.9, "nesterov": True}, "Adam": {"amsgrad": True}, "AdamW": {"weight_decay": 0.1},
     "RMSprop": {"centered": True}, "Adagrad": {"initial_accumulator_value": 0.5}, "Muon": {},
+    "Adamax": {"eps": 1e-4}, "RAdam": {"decoupled_weight_decay": True}, "NAdam": {"momentum_decay": 0.1},
 }  # fmt: skip
 
 

@@ -79,7 +79,8 @@ INDEX, OFFSETS = torch.tensor([4, 1, 1, 0, 6, 4, 4, 2]), torch.tensor([0, 3, 3, 
 @pytest.mark.parametrize(
     "how",
     [
-        {}, {"padding_idx": 4}, {"padding_idx": -3}, {"include_last_offset": True, "offsets": torch.tensor([0, 3, 3, 8])},
+        {}, {"padding_idx": 4}, {"padding_idx": -3},
+        {"include_last_offset": True, "offsets": torch.tensor([0, 3, 3, 8])},
         {"offsets": torch.tensor([0])},
         {"offsets": torch.tensor([0, 8], dtype=torch.int32)},
     ],

@@ -11,11 +11,19 @@
                amsgrad: the largest v so far replaces v
                p -= lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
+    Adamax     m as in Adam, u = max(beta2 u, |g| + eps)       p -= lr / (1 - beta1^t) m / u
+    RAdam(W)   m and v as in Adam, rho = 2 / (1 - beta2) - 1, r = rho - 2 t beta2^t / (1 - beta2^t)
+               p -= lr / (1 - beta1^t) m, for r > 5 times the root of
+               (r - 4) (r - 2) rho (1 - beta2^t) / ((rho - 4) (rho - 2) r), over sqrt(v) + eps
+    NAdam(W)   m and v as in Adam, mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2), P_t = mu_1 .. mu_t
+               p -= lr ((1 - mu_t) / (1 - P_t) g + mu_(t+1) / (1 - P_(t+1)) m) / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+
     Muon       b += (1 - momentum) (g - b), d = b (Nesterov: g + momentum (b - g)); d = its Newton-Schulz iterations,
                see `newton`; p -= lr adjust d, after p *= 1 - lr weight_decay
 
 as torch.optim computes them. Duchi et al., JMLR 12 (Adagrad); Hinton, Coursera 2012, lecture 6e (RMSprop); Kingma and
-Ba, arXiv 1412.6980 (Adam); Loshchilov and Hutter, arXiv 1711.05101 (AdamW).
+Ba, arXiv 1412.6980 (Adam, Adamax); Loshchilov and Hutter, arXiv 1711.05101 (AdamW); Liu et al., arXiv 1908.03265
+(RAdam); Dozat, ICLR workshop 2016 (NAdam).
 
 A step is three launches (the first and the last once per dtype):
     measure    computes the sum of squares of every block of the gradients, in float64, where float32 cannot overflow;
@@ -39,36 +47,15 @@ import torch
 import triton.language as tl
 
 from minidl.kernels import check
-from minidl.kernels.update import kernels
-from minidl.kernels.update.kernels import NORM, NUMBERS, Step, measure_kernel, update_kernel
+from minidl.kernels.update.kernels import measure_kernel, update_kernel
 from minidl.kernels.update.newton import orthogonalise
 from minidl.kernels.update.plans import Part, Plan, Plans, Rows
 from minidl.kernels.update.prepare import GROWTH_INTERVAL, LOSS_SCALE, prepare_kernel
+from minidl.kernels.update.rates import MUON, MUON_STEP, NORM, NUMBERS, RATES, STATE_0, STATE_1, STATE_2
+from minidl.kernels.update.rules import HYPER, RULES, SCRATCH, STATES, Step
 from minidl.runtime import dependent_launch, launch
 
 __all__ = ["GROWTH_INTERVAL", "HYPER", "LOSS_SCALE", "NORM", "RULES", "SCRATCH", "STATES", "Part", "Rows", "Update"]
-
-RULES = {
-    "sgd": kernels.SGD, "rmsprop": kernels.RMSPROP, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM,
-    "adamw": kernels.ADAMW,
-}  # fmt: skip
-# The columns of hyperparameters.
-HYPER = {
-    "lr": kernels.LR, "weight_decay": kernels.WEIGHT_DECAY, "momentum": kernels.MOMENTUM, "alpha": kernels.ALPHA,
-    "beta1": kernels.BETA1, "beta2": kernels.BETA2, "eps": kernels.EPS, "lr_decay": kernels.LR_DECAY,
-    "dampening": kernels.LR_DECAY, "adjust": kernels.ALPHA,
-}  # fmt: skip
-# The states of a rule per parameter, in the order of the columns of the table.
-STATES = {
-    "sgd": ("momentum_buffer",),
-    "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
-    "adagrad": ("sum",),
-    "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    "muon": ("momentum_buffer", "direction"),
-}
-# A temporary, rewritten in each step.
-SCRATCH = "direction"
 
 
 class Update:
@@ -138,7 +125,7 @@ class Update:
         )
         self.hyper = torch.cat([self.hyper, self.hyper.new_zeros(len(params), NUMBERS.value)])
         self.steps = torch.cat([self.steps, self.steps.new_zeros(len(params))])
-        self._rates = self.hyper.new_zeros(len(self.shapes), 2)
+        self._rates = self.hyper.new_zeros(len(self.shapes), RATES.value)
         self._plan()
 
     def _batch_directions(self, first: int, params: Sequence[torch.Tensor]) -> None:
@@ -205,7 +192,7 @@ class Update:
         kept.copy_(value)
 
     def _plan(self) -> None:
-        columns = dict(zip(STATES[self.rule], (kernels.STATE_0, kernels.STATE_1, kernels.STATE_2), strict=False))
+        columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
         by_column = {columns[name]: tensors for name, tensors in self.states.items()}
         self._plans = Plans(by_column, self.masters, self.device, self.lazy, self.part)
 
@@ -239,7 +226,7 @@ class Update:
         partials = sum(plan.measure.count for plan in plans)
         partial = torch.empty(partials, dtype=torch.float64, device=self.device)
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
-        first, rule = 0, RULES.get(self.rule, kernels.MUON)
+        first, rule = 0, RULES.get(self.rule, MUON)
         for plan in plans:
             blocks, rates = plan.measure, plan is plans[0]
             launch.run(
@@ -257,7 +244,7 @@ class Update:
         if self.rule == "muon":
             for batch in self._batches:
                 orthogonalise(batch, *self.newton)
-            self._change(plans, table, kernels.MUON_STEP)
+            self._change(plans, table, MUON_STEP)
         launch.note_indirect(lambda: self._memory(params, grads))
 
     def _change(self, plans: Sequence[Plan], table: torch.Tensor, rule: tl.constexpr) -> None:

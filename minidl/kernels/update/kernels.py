@@ -1,4 +1,4 @@
-"""The kernels `measure` and `update`, and the layout of the memory that they share with `prepare`.
+"""The kernels `measure` and `update`; `rates` has the layout of the memory that they share with `prepare`.
 
 They read a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is BLOCK_R rows
 (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; other tensors are split into rows of BLOCK_C. For a gradient of
@@ -7,47 +7,52 @@ nothing clears it: an entry is valid only if `rows` has that row at that index (
 Rows without a gradient get g = 0, as in torch; with `lazy` they and their moments stay. Negative `rows` are padding.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 import triton.language as tl
 
+from minidl.kernels.update.rates import (
+    ADAGRAD,
+    ADAMAX,
+    ADAMW,
+    ALPHA,
+    BETA1,
+    BETA2,
+    COLUMNS,
+    DENSE_MOMENTS,
+    EPS,
+    FINITE,
+    GRAD,
+    GRAD_NUMEL,
+    LARGE,
+    LAZY,
+    LR,
+    MASTER,
+    MOMENTUM,
+    MUON,
+    MUON_STEP,
+    NADAM,
+    NADAMW,
+    NO_ROWS,
+    NUMBERS,
+    NUMEL,
+    PARAM,
+    POSITION,
+    RADAM,
+    RADAMW,
+    RATES,
+    RMSPROP,
+    ROWS,
+    SCALE,
+    SEEN,
+    SGD,
+    STATE_0,
+    STATE_1,
+    STATE_2,
+    WEIGHT_DECAY,
+    WIDTH,
+    next_rates,
+)  # fmt: skip
 from minidl.runtime.dependent_launch import wait
-
-SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
-
-# Columns of the table of addresses. WIDTH: columns of a matrix whose gradient is rows, else 0; SEEN: number of rows in
-# the gradient; USED: 0 if there is no gradient in this step.
-COLUMNS = tl.constexpr(16)
-PARAM, MASTER, STATE_0, STATE_1, STATE_2, NUMEL, WIDTH, GRAD, GRAD_NUMEL, ROWS, SEEN, POSITION, USED = map(
-    tl.constexpr, range(13)
-)
-# In a list of blocks, parameter << 32 | block; LARGE marks a block of BLOCK_R rows in memory that allows vectors.
-LARGE = tl.constexpr(2**31)
-
-# Columns of the numbers of a parameter, float64.
-NUMBERS = tl.constexpr(8)
-LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
-
-# How gradients of few rows are used.
-NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
-
-# Indices of `control`, the results of `prepare`.
-NORM, SCALE, FINITE = map(tl.constexpr, range(3))
-
-
-class Step(NamedTuple):
-    """What an update computes: RULE and HAS_ROWS as above, states and masters of type ACC, attributes of `Update`."""
-
-    RULE: int
-    ACC: Any
-    HAS_ROWS: int
-    HAS_MOMENTUM: bool
-    DECAY: bool
-    NESTEROV: bool
-    DAMPENED: bool
-    MAXIMIZE: bool
-    THIRD: bool
 
 
 @triton.jit
@@ -86,33 +91,6 @@ def sum_of_squares(
         b_row = tl.load(pointer(p_slot, ROWS, tl.int32, 1) + o_r, mask=m_r, other=-1)  # [BLOCK_R, 1]
         tl.store(pointer(p_slot, POSITION, tl.int32, 1) + b_row, o_r.to(tl.int32), mask=m_r & (b_row >= 0))
     return tl.sum(b_g * b_g)
-
-
-@triton.jit
-def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BLOCK_P: tl.constexpr):
-    """Write the corrected rates of the next step; nothing reads them if the gradients are not finite."""
-    for i in range(0, count, BLOCK_P):
-        o_p = i + tl.arange(0, BLOCK_P)
-        m_p = o_p < count
-        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
-        b_t = (tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, 1, 0)).to(tl.float64)
-        p_numbers = p_hyper + o_p * NUMBERS
-        b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
-        if RULE == ADAGRAD:
-            b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
-        if RULE == SGD:
-            # As in torch, the first step and steps without momentum have no dampening.
-            b_undampened = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
-            b_dampening = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
-            tl.store(p_rates + 2 * o_p + 1, tl.where(b_undampened, 1.0, 1.0 - b_dampening), mask=m_p)
-        if RULE == MUON:
-            b_adjust = tl.load(p_numbers + ALPHA, mask=m_p, other=0.0)
-            tl.store(p_rates + 2 * o_p + 1, b_rate * b_adjust, mask=m_p)
-        if (RULE == ADAM) | (RULE == ADAMW):
-            b_rate /= 1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA1, mask=m_p, other=0.5)))
-            b_correction = tl.sqrt(1.0 - tl.exp(b_t * tl.log(tl.load(p_numbers + BETA2, mask=m_p, other=0.5))))
-            tl.store(p_rates + 2 * o_p + 1, b_correction, mask=m_p)
-        tl.store(p_rates + 2 * o_p, b_rate, mask=m_p)
 
 
 @triton.jit
@@ -199,7 +177,7 @@ def update_block(
     if step.MAXIMIZE:
         b_g = -b_g
     if step.DECAY and RULE != MUON:
-        if (RULE == ADAMW) | (RULE == MUON_STEP):
+        if (RULE == ADAMW) | (RULE == MUON_STEP) | (RULE == RADAMW) | (RULE == NADAMW):
             b_p *= (1.0 - lr * weight_decay).to(ACC)
         else:
             # Without decay, infinite weights must not become NaN by a product with 0.
@@ -265,13 +243,25 @@ def update_block(
         b_m = tl.where(beta1 > 0.5, b_m + (1.0 - beta1).to(ACC) * b_d, b_g - beta1.to(ACC) * b_d)
         store_state(p_m, b_m, m)
         p_v = pointer(p_slot, STATE_1, ACC, BLOCK_V) + o
-        b_v = beta2.to(ACC) * load_state(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
-        store_state(p_v, b_v, m)
-        if step.THIRD:  # amsgrad
-            p_x = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
-            b_v = tl.maximum(load_state(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
-            store_state(p_x, b_v, m)
-        b_p -= rate * (b_m / (tl.sqrt(b_v) / tl.load(p_rate + 1).to(ACC) + eps))
+        if RULE == ADAMAX:
+            b_v = tl.maximum(beta2.to(ACC) * load_state(p_v, m), tl.abs(b_g) + eps, propagate_nan=tl.PropagateNan.ALL)
+            store_state(p_v, b_v, m)
+            b_root = b_v
+        else:
+            b_v = beta2.to(ACC) * load_state(p_v, m) + (1.0 - beta2).to(ACC) * (b_g * b_g)
+            store_state(p_v, b_v, m)
+            if step.THIRD:  # amsgrad
+                p_x = pointer(p_slot, STATE_2, ACC, BLOCK_V) + o
+                b_v = tl.maximum(load_state(p_x, m), b_v, propagate_nan=tl.PropagateNan.ALL)
+                store_state(p_x, b_v, m)
+            correction = tl.load(p_rate + 1).to(ACC)
+            if (RULE == RADAM) | (RULE == RADAMW):
+                b_root = tl.where(correction > 0.0, (tl.sqrt(b_v) + eps) / correction, 1.0)
+            else:
+                b_root = tl.sqrt(b_v) / correction + eps
+        if (RULE == NADAM) | (RULE == NADAMW):
+            b_p -= tl.load(p_rate + 2).to(ACC) * (b_g / b_root)
+        b_p -= rate * (b_m / b_root)
     if RULE != MUON:
         tl.store(p_w, b_p, mask=m)
         if HAS_MASTER:
@@ -290,7 +280,7 @@ def update_kernel(
     i_block = packed & (LARGE - 1)
     p_slot = p_table + i_param * COLUMNS
     p_numbers = p_hyper + i_param * NUMBERS
-    p_rate = p_rates + i_param * 2
+    p_rate = p_rates + i_param * RATES
     # Small parameters, and those that are not 16-byte aligned, are accessed element by element.
     if (packed & LARGE) != 0:
         update_block(p_slot, i_block, p_numbers, p_rate, p_control, step, DTYPE, BLOCK_V, BLOCK_R, BLOCK_C)

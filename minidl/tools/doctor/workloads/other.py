@@ -30,6 +30,11 @@ def optimizers(dtype: torch.dtype) -> Calls:
         "adam, amsgrad": lambda params, lazy: optim.Adam(params, amsgrad=True, skip_nonfinite=False),
         "adamw": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy),
         "adamw, scaled loss": lambda params, lazy: optim.AdamW(params, max_norm=1.0, lazy=lazy, loss_scale=65536.0),
+        "adamax": lambda params, lazy: optim.Adamax(params, weight_decay=0.1, lazy=lazy),
+        "radam": lambda params, lazy: optim.RAdam(params, lazy=lazy),
+        "radam, decoupled": lambda params, lazy: optim.RAdam(params, 0.1, decoupled_weight_decay=True, lazy=lazy),
+        "nadam": lambda params, lazy: optim.NAdam(params, weight_decay=0.1, lazy=lazy),
+        "nadam, decoupled": lambda params, lazy: optim.NAdam(params, 0.1, decoupled_weight_decay=True, lazy=lazy),
         "muon": lambda params, lazy: optim.Muon([param for param in params if param.ndim == 2]),
     }
     for rows, lazy in ((False, False), (True, False), (True, True)):
