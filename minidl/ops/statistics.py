@@ -19,48 +19,34 @@ from minidl.ops.scatter_gather import Summed, gather
 from minidl.ops.shape import movedim, reshape, to, unsqueeze
 from minidl.tensors import Scalar, Tensor
 
-__all__ = [
-    "bincount", "histc", "kthvalue", "median", "nanmedian", "nanquantile", "quantile", "unique", "unique_consecutive",
-]  # fmt: skip
+__all__ = ["bincount", "histc", "median", "quantile", "unique"]
 
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
-def _middle(x: torch.Tensor, skip_nan: bool) -> torch.Tensor:
-    """Return the position of the median among sorted elements along the last dimension, which stays, with size 1."""
-    last = x.shape[-1] - 1
+def _median(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return the lower median along the last dimension, or the first NaN, and its position; the dimension stays."""
+    parts, last = sorting.sorted_values(x, -1, False), x.shape[-1] - 1
     nans = kernels.ne(x, x).sum(-1, keepdim=True)
-    if skip_nan:
-        return (last - nans).clamp(min=0) // 2
-    return torch.where(nans > 0, last + 1 - nans, last // 2)  # the first NaN
+    at = torch.where(nans > 0, last + 1 - nans, last // 2)
+    return tuple(part.gather(-1, at) for part in parts)
 
 
 class Median(extrema.Max):
     @staticmethod
-    def compute(x: torch.Tensor, dim: Dim, keepdim: bool, skip_nan: bool = False) -> torch.Tensor:
-        if not x.numel():
-            return torch.full((), float("nan"), dtype=x.dtype, device=x.device)
-        ordered = sorting.sorted_values(x.reshape(-1), 0, False)[0]
-        return ordered.gather(0, _middle(ordered, skip_nan)).reshape(())
+    def compute(x: torch.Tensor, dim: Dim, keepdim: bool) -> torch.Tensor:
+        if x.numel():
+            return _median(x.reshape(-1))[0].reshape(())
+        return torch.full((), float("nan"), dtype=x.dtype, device=x.device)
 
 
-class NanMedian(Median):
+class MedianAlong(extrema.Chosen):
     @staticmethod
-    def compute(x: torch.Tensor, dim: Dim, keepdim: bool, skip_nan: bool = True) -> torch.Tensor:
-        return Median.compute(x, dim, keepdim, skip_nan)
-
-
-class Ranked(extrema.Chosen):
-    """The element of a rank along a dimension, and its position: of rank k, or of the median."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool, k: int | None, skip_nan: bool) -> Any:
-        parts = [part.movedim(dim, -1) if x.dim() else part.reshape(1) for part in sorting.sorted_values(x, dim, False)]
-        at = _middle(parts[0], skip_nan) if k is None else torch.full_like(parts[1][..., :1], k)
-        y, indices = (part.gather(-1, at).movedim(-1, dim) if x.dim() else part.reshape(()) for part in parts)
-        if x.dim() and not keepdim:
-            y, indices = y.squeeze(dim), indices.squeeze(dim)
-        return extrema.Chosen.save_positions(ctx, x, dim, y, indices)
+    def forward(ctx: Any, x: torch.Tensor, dim: int, keepdim: bool) -> Any:
+        parts = _median(x.movedim(dim, -1) if x.dim() else x.reshape(1))
+        if x.dim() and keepdim:
+            parts = tuple(part.movedim(-1, dim) for part in parts)
+        return extrema.Chosen.save_positions(ctx, x, dim, *(p if x.dim() and keepdim else p.squeeze(-1) for p in parts))
 
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -69,37 +55,12 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     Without `dim` equal elements share the gradient evenly; the median of no elements is NaN. Raises IndexError for a
     dimension out of range or of size 0.
     """
-    return _median("median", Median, input, dim, keepdim, False)
-
-
-def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """Return the median of the elements that are not NaN, as `median`; NaN where all are."""
-    return _median("nanmedian", NanMedian, input, dim, keepdim, True)
-
-
-def _median(name: str, function: type[Median], x: Tensor, dim: int | None, keepdim: bool, skip_nan: bool) -> Any:
     if dim is None:
-        return function.apply(x, None, False)
-    return _ranked(name, x, dim, keepdim, None, skip_nan)
-
-
-def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> extrema.Found:
-    """Return (values, indices) of the k-th smallest elements along `dim`, k from 1; NaN counts as above all others.
-
-    Raises IndexError for a dimension out of range or of size 0, ValueError for a k out of range.
-    """
-    at = check.axis("kthvalue", dim, max(input.ndim, 1))
-    size = input.shape[at] if input.ndim else 1
-    if not 1 <= check.integer("kthvalue", "k", k) <= size:
-        raise ValueError(f"kthvalue: k is {k}, expected 1 to {size}")
-    return _ranked("kthvalue", input, dim, keepdim, k - 1, False)
-
-
-def _ranked(name: str, x: Tensor, dim: int, keepdim: bool, k: int | None, skip_nan: bool) -> extrema.Found:
-    at = check.axis(name, dim, max(x.ndim, 1))
-    if x.ndim and not x.shape[at]:
-        raise IndexError(f"{name}: dimension {dim} of {list(x.shape)} has no elements")
-    return extrema.Found(*Ranked.apply(x, at, keepdim, k, skip_nan))
+        return Median.apply(input, None, False)
+    at = check.axis("median", dim, max(input.ndim, 1))
+    if input.ndim and not input.shape[at]:
+        raise IndexError(f"median: dimension {dim} of {list(input.shape)} has no elements")
+    return extrema.Found(*MedianAlong.apply(input, at, keepdim))
 
 
 def quantile(
@@ -111,38 +72,25 @@ def quantile(
     two elements next to q (size - 1): "linear", "lower", "higher", "midpoint" or "nearest".
     Raises TypeError unless input is float32 or float64, ValueError for no elements or another q or interpolation.
     """
-    return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
-
-
-def nanquantile(
-    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
-) -> Tensor:
-    """Return the quantiles of the elements that are not NaN, as `quantile`; NaN where all are."""
-    return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
-
-
-def _quantile(
-    name: str, x: Tensor, q: float | Tensor, dim: int | None, keepdim: bool, interpolation: str, skip_nan: bool
-) -> Tensor:
-    if x.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"{name}: input has dtype {x.dtype}, expected float32 or float64; convert it with .to()")
+    if input.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"quantile: input has dtype {input.dtype}, expected float32 or float64; convert it with .to()")
     if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"{name}: interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
-    levels = q if isinstance(q, Tensor) else Tensor(torch.tensor(float(q), dtype=x.dtype, device=x.device))
-    if levels.ndim > 1 or levels.dtype != x.dtype:
-        raise ValueError(f"{name}: q is {levels.dtype} {list(levels.shape)}, expected a number or [Q], of {x.dtype}")
-    at = None if dim is None else check.axis(name, dim, max(x.ndim, 1))
-    rows = reshape(x, x.numel()) if at is None or not x.ndim else movedim(x, at, -1)
+        raise ValueError(f"quantile: interpolation is {interpolation!r}, expected one of {', '.join(INTERPOLATIONS)}")
+    levels = q if isinstance(q, Tensor) else Tensor(torch.tensor(float(q), dtype=input.dtype, device=input.device))
+    if levels.ndim > 1 or levels.dtype != input.dtype:
+        raise ValueError(
+            f"quantile: q is {levels.dtype} {list(levels.shape)}, expected a number or [Q], of {input.dtype}"
+        )
+    at = None if dim is None else check.axis("quantile", dim, max(input.ndim, 1))
+    rows = reshape(input, input.numel()) if at is None or not input.ndim else movedim(input, at, -1)
     if not rows.shape[-1]:
-        raise ValueError(f"{name}: input has shape {list(x.shape)}, expected elements to take quantiles of")
+        raise ValueError(f"quantile: input has shape {list(input.shape)}, expected elements to take quantiles of")
     if not levels.data.is_cuda and not bool(kernels.eq(kernels.clamp(levels.data, 0.0, 1.0), levels.data).all()):
-        raise ValueError(f"{name}: q has a number outside of 0 to 1")
+        raise ValueError("quantile: q has a number outside of 0 to 1")
     ordered = sorting.sort(rows, -1).values
-    nans = kernels.ne(rows.data, rows.data).sum(-1, keepdim=True)
-    last = (rows.shape[-1] - 1 - (nans if skip_nan else nans * 0)).clamp(min=0)
-    rank = mul(reshape(levels.detach(), levels.numel()), Tensor(last.to(x.dtype)))  # [..., Q]
-    if not skip_nan:
-        rank = where(Tensor(nans > 0), Tensor(last.to(x.dtype)), rank)
+    last = rows.shape[-1] - 1
+    rank = mul(reshape(levels.detach(), levels.numel()), last)  # [..., Q]
+    rank = where(Tensor(kernels.ne(rows.data, rows.data).any(-1, keepdim=True)), last, rank)
     lower = {"higher": rank.ceil(), "nearest": rank.round()}.get(interpolation, rank.floor())
     y = gather(ordered, -1, to(lower, torch.int64))
     if interpolation in ("linear", "midpoint"):
@@ -150,7 +98,7 @@ def _quantile(
         y = y.lerp(gather(ordered, -1, to(rank.ceil(), torch.int64)), weight)
     y = movedim(y, -1, 0)
     if keepdim:
-        y = unsqueeze(y, at + 1) if at is not None and x.ndim else reshape(y, -1, *(1 for _ in x.shape))
+        y = unsqueeze(y, at + 1) if at is not None and input.ndim else reshape(y, -1, *(1 for _ in input.shape))
     return y if levels.ndim else reshape(y, *y.shape[1:])
 
 
@@ -211,23 +159,11 @@ def unique(
     With return_inverse, then the position of each element among them, with return_counts how often each occurs, int64.
     Every NaN is distinct. No gradient is recorded. Raises IndexError for a dimension out of range.
     """
-    return _distinct("unique", torch.unique, input, return_inverse, return_counts, dim)
-
-
-def unique_consecutive(
-    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> Any:
-    """Return the elements that differ from the one before, or such parts along `dim`; the rest as `unique`."""
-    return _distinct("unique_consecutive", torch.unique_consecutive, input, return_inverse, return_counts, dim)
-
-
-def _distinct(name: str, function: Any, x: Tensor, return_inverse: bool, return_counts: bool, dim: int | None) -> Any:
-    """Return what `function` of torch returns for integers in the order of the elements of x."""
-    axis = None if dim is None else check.axis(name, dim, max(x.ndim, 1))
-    values, codes = _codes(x.data)
-    outputs = function(codes, return_inverse=return_inverse, return_counts=return_counts, dim=axis)
+    axis = None if dim is None else check.axis("unique", dim, max(input.ndim, 1))
+    values, codes = _codes(input.data)
+    outputs = torch.unique(codes, return_inverse=return_inverse, return_counts=return_counts, dim=axis)
     first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-    elements = Tensor(values[first] if values is not None else first)
+    elements = Tensor(first if values is None else values[first])
     return (elements, *map(Tensor, others)) if others else elements
 
 

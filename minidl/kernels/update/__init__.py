@@ -47,11 +47,11 @@ import torch
 import triton.language as tl
 
 from minidl.kernels import check
-from minidl.kernels.update.kernels import measure_kernel, update_kernel
+from minidl.kernels.update import kernels
+from minidl.kernels.update.kernels import NORM, NUMBERS, measure_kernel, update_kernel
 from minidl.kernels.update.newton import orthogonalise
 from minidl.kernels.update.plans import Part, Plan, Plans, Rows
 from minidl.kernels.update.prepare import GROWTH_INTERVAL, LOSS_SCALE, prepare_kernel
-from minidl.kernels.update.rates import MUON, MUON_STEP, NORM, NUMBERS, RATES, STATE_0, STATE_1, STATE_2
 from minidl.kernels.update.rules import HYPER, RULES, SCRATCH, STATES, Step
 from minidl.runtime import dependent_launch, launch
 
@@ -125,7 +125,7 @@ class Update:
         )
         self.hyper = torch.cat([self.hyper, self.hyper.new_zeros(len(params), NUMBERS.value)])
         self.steps = torch.cat([self.steps, self.steps.new_zeros(len(params))])
-        self._rates = self.hyper.new_zeros(len(self.shapes), RATES.value)
+        self._rates = self.hyper.new_zeros(len(self.shapes), kernels.RATES.value)
         self._plan()
 
     def _batch_directions(self, first: int, params: Sequence[torch.Tensor]) -> None:
@@ -192,7 +192,7 @@ class Update:
         kept.copy_(value)
 
     def _plan(self) -> None:
-        columns = dict(zip(STATES[self.rule], (STATE_0, STATE_1, STATE_2), strict=False))
+        columns = dict(zip(STATES[self.rule], (kernels.STATE_0, kernels.STATE_1, kernels.STATE_2), strict=False))
         by_column = {columns[name]: tensors for name, tensors in self.states.items()}
         self._plans = Plans(by_column, self.masters, self.device, self.lazy, self.part)
 
@@ -226,7 +226,7 @@ class Update:
         partials = sum(plan.measure.count for plan in plans)
         partial = torch.empty(partials, dtype=torch.float64, device=self.device)
         tile = launch.tile("update_prepare", torch.float64, P=len(params))
-        first, rule = 0, RULES.get(self.rule, MUON)
+        first, rule = 0, RULES.get(self.rule, kernels.MUON)
         for plan in plans:
             blocks, rates = plan.measure, plan is plans[0]
             launch.run(
@@ -244,7 +244,7 @@ class Update:
         if self.rule == "muon":
             for batch in self._batches:
                 orthogonalise(batch, *self.newton)
-            self._change(plans, table, MUON_STEP)
+            self._change(plans, table, kernels.MUON_STEP)
         launch.note_indirect(lambda: self._memory(params, grads))
 
     def _change(self, plans: Sequence[Plan], table: torch.Tensor, rule: tl.constexpr) -> None:

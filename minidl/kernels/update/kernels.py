@@ -1,4 +1,4 @@
-"""The kernels `measure` and `update`; `rates` has the layout of the memory that they share with `prepare`.
+"""The kernels `measure` and `update`, and the layout of the memory that they share with `prepare`.
 
 They read a table of addresses, one row of COLUMNS int64 per parameter, and a list of blocks. A block is BLOCK_R rows
 (BLOCK_R_SMALL in a small parameter) by BLOCK_C columns; other tensors are split into rows of BLOCK_C. For a gradient of
@@ -10,68 +10,34 @@ Rows without a gradient get g = 0, as in torch; with `lazy` they and their momen
 import triton
 import triton.language as tl
 
-from minidl.kernels.update.rates import (
-    ADAGRAD,
-    ADAMAX,
-    ADAMW,
-    ALPHA,
-    BETA1,
-    BETA2,
-    COLUMNS,
-    DENSE_MOMENTS,
-    EPS,
-    FINITE,
-    GRAD,
-    GRAD_NUMEL,
-    LARGE,
-    LAZY,
-    LR,
-    MASTER,
-    MOMENTUM,
-    MUON,
-    MUON_STEP,
-    NADAM,
-    NADAMW,
-    NO_ROWS,
-    NUMBERS,
-    NUMEL,
-    PARAM,
-    POSITION,
-    RADAM,
-    RADAMW,
-    RATES,
-    RMSPROP,
-    ROWS,
-    SCALE,
-    SEEN,
-    SGD,
-    STATE_0,
-    STATE_1,
-    STATE_2,
-    WEIGHT_DECAY,
-    WIDTH,
-    next_rates,
-)  # fmt: skip
+from minidl.kernels.update.blocks import block_offsets, load_state, pointer, store_state
+from minidl.kernels.update.rates import momentum_product, nadam_momentum, rectification
 from minidl.runtime.dependent_launch import wait
 
+SGD, RMSPROP, ADAGRAD, ADAM, ADAMW, MUON, MUON_STEP = map(tl.constexpr, range(7))
+ADAMAX, RADAM, RADAMW, NADAM, NADAMW = map(tl.constexpr, range(7, 12))
 
-@triton.jit
-def block_offsets(p_slot, i_block, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return rows [BLOCK_R, 1] and columns [1, BLOCK_C] of a block, the row width, and the block's column index."""
-    width = tl.load(p_slot + WIDTH)
-    width = tl.multiple_of(tl.where(width == 0, BLOCK_C, width), BLOCK_V)
-    across = (width + BLOCK_C - 1) // BLOCK_C
-    o_r = (i_block // across) * BLOCK_R + tl.arange(0, BLOCK_R)
-    i_c = i_block % across
-    o_c = i_c * BLOCK_C + tl.arange(0, BLOCK_C)
-    return o_r[:, None], o_c[None, :], width, i_c
+# Columns of the table of addresses. WIDTH: columns of a matrix whose gradient is rows, else 0; SEEN: number of rows in
+# the gradient; USED: 0 if there is no gradient in this step.
+COLUMNS = tl.constexpr(16)
+PARAM, MASTER, STATE_0, STATE_1, STATE_2, NUMEL, WIDTH, GRAD, GRAD_NUMEL, ROWS, SEEN, POSITION, USED = map(
+    tl.constexpr, range(13)
+)
+# In a list of blocks, parameter << 32 | block; LARGE marks a block of BLOCK_R rows in memory that allows vectors.
+LARGE = tl.constexpr(2**31)
 
+# Columns of the numbers of a parameter, float64.
+NUMBERS = tl.constexpr(8)
+LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
 
-@triton.jit
-def pointer(p_slot, COLUMN: tl.constexpr, like: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Return the address in a column of the table as a pointer to values of type `like`."""
-    BYTES: tl.constexpr = 16 if BLOCK_V > 1 else 1
-    return tl.multiple_of(tl.load(p_slot + COLUMN).to(tl.pointer_type(like)), BYTES)
+# Rates of a parameter, float64, that change with its steps; `update` has their use.
+RATES = tl.constexpr(3)
+
+# How gradients of few rows are used.
+NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
+
+# Indices of `control`, the results of `prepare`.
+NORM, SCALE, FINITE = map(tl.constexpr, range(3))
 
 
 @triton.jit
@@ -79,7 +45,7 @@ def sum_of_squares(
     p_slot, i_block, DTYPE: tl.constexpr, HAS_ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    o_r, o_c, width, i_c = block_offsets(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o_r, o_c, width, i_c = block_offsets(tl.load(p_slot + WIDTH), i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     o = o_r * width + o_c
     m = (o < tl.multiple_of(tl.load(p_slot + GRAD_NUMEL), BLOCK_V)) & (o_c < width)
     b_g = tl.load(pointer(p_slot, GRAD, DTYPE, BLOCK_V) + o, mask=m, other=0.0)  # [BLOCK_R, BLOCK_C]
@@ -91,6 +57,45 @@ def sum_of_squares(
         b_row = tl.load(pointer(p_slot, ROWS, tl.int32, 1) + o_r, mask=m_r, other=-1)  # [BLOCK_R, 1]
         tl.store(pointer(p_slot, POSITION, tl.int32, 1) + b_row, o_r.to(tl.int32), mask=m_r & (b_row >= 0))
     return tl.sum(b_g * b_g)
+
+
+@triton.jit
+def next_rates(p_table, p_hyper, p_steps, p_rates, count, RULE: tl.constexpr, BLOCK_P: tl.constexpr):
+    """Write the corrected rates of the next step; nothing reads them if the gradients are not finite."""
+    for i in range(0, count, BLOCK_P):
+        o_p = i + tl.arange(0, BLOCK_P)
+        m_p = o_p < count
+        b_used = tl.load(p_table + o_p * COLUMNS + USED, mask=m_p, other=0) != 0  # [BLOCK_P]
+        b_t = (tl.load(p_steps + o_p, mask=m_p, other=0) + tl.where(b_used, 1, 0)).to(tl.float64)
+        p_numbers = p_hyper + o_p * NUMBERS
+        b_rate = tl.load(p_numbers + LR, mask=m_p, other=0.0)
+        if RULE == ADAGRAD:
+            b_rate /= 1.0 + (b_t - 1.0) * tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+        if RULE == SGD:
+            # As in torch, the first step and steps without momentum have no dampening.
+            b_undampened = (b_t <= 1.0) | (tl.load(p_numbers + MOMENTUM, mask=m_p, other=0.0) == 0.0)
+            b_dampening = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+            tl.store(p_rates + RATES * o_p + 1, tl.where(b_undampened, 1.0, 1.0 - b_dampening), mask=m_p)
+        if RULE == MUON:
+            b_adjust = tl.load(p_numbers + ALPHA, mask=m_p, other=0.0)
+            tl.store(p_rates + RATES * o_p + 1, b_rate * b_adjust, mask=m_p)
+        if RULE >= ADAM and RULE != MUON:
+            b_beta1 = tl.load(p_numbers + BETA1, mask=m_p, other=0.5)
+            b_beta2 = tl.load(p_numbers + BETA2, mask=m_p, other=0.5)
+            b_left = 1.0 - tl.exp(b_t * tl.log(b_beta2))
+            b_correction = tl.sqrt(b_left)
+            if (RULE == RADAM) | (RULE == RADAMW):
+                b_correction *= rectification(b_t, b_beta2, b_left)
+            if (RULE == NADAM) | (RULE == NADAMW):
+                b_decay = tl.load(p_numbers + LR_DECAY, mask=m_p, other=0.0)
+                b_product = momentum_product(b_t, b_beta1, b_decay)
+                b_now, b_next = nadam_momentum(b_t, b_beta1, b_decay), nadam_momentum(b_t + 1.0, b_beta1, b_decay)
+                tl.store(p_rates + RATES * o_p + 2, b_rate * (1.0 - b_now) / (1.0 - b_product), mask=m_p)
+                b_rate *= b_next / (1.0 - b_product * b_next)
+            else:
+                b_rate /= 1.0 - tl.exp(b_t * tl.log(b_beta1))
+            tl.store(p_rates + RATES * o_p + 1, b_correction, mask=m_p)
+        tl.store(p_rates + RATES * o_p, b_rate, mask=m_p)
 
 
 @triton.jit
@@ -119,17 +124,6 @@ def measure_kernel(
 
 
 @triton.jit
-def load_state(p, m):
-    """Load a block of a state. No other launch reads states: they are evicted before the weights."""
-    return tl.load(p, mask=m, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
-def store_state(p, b, m):
-    tl.store(p, b, mask=m, eviction_policy="evict_first")
-
-
-@triton.jit
 def update_block(
     p_slot, i_block, p_numbers, p_rate, p_control,
     step: tl.constexpr, DTYPE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -137,7 +131,7 @@ def update_block(
     RULE: tl.constexpr = step.RULE
     ACC: tl.constexpr = step.ACC
     HAS_MASTER: tl.constexpr = DTYPE != ACC
-    o_r, o_c, width, _ = block_offsets(p_slot, i_block, BLOCK_V, BLOCK_R, BLOCK_C)
+    o_r, o_c, width, _ = block_offsets(tl.load(p_slot + WIDTH), i_block, BLOCK_V, BLOCK_R, BLOCK_C)
     # If the gradient is not finite, the end is 0 and nothing changes.
     end = tl.multiple_of(tl.where(tl.load(p_control + FINITE) != 0.0, tl.load(p_slot + NUMEL), 0), BLOCK_V)
     o_g = o_r

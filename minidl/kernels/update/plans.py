@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 import triton.language as tl
 
-from minidl.kernels.update import rates as kernels
+from minidl.kernels.update import kernels
 from minidl.kernels.update.device_list import DeviceList, capturing, outside_capture
 from minidl.runtime import launch
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from minidl.kernels.update.rates import COLUMNS, FINITE, NORM, SCALE, USED
+from minidl.kernels.update.kernels import COLUMNS, FINITE, NORM, SCALE, USED
 from minidl.runtime.dependent_launch import wait
 
 # The scale of the loss and the finite steps since it changed, float32.

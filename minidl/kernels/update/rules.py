@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from minidl.kernels.update import rates as kernels
+from minidl.kernels.update import kernels
 
 RULES = {
     "sgd": kernels.SGD, "rmsprop": kernels.RMSPROP, "adagrad": kernels.ADAGRAD, "adam": kernels.ADAM,
@@ -31,7 +31,7 @@ SCRATCH = "direction"
 
 
 class Step(NamedTuple):
-    """What an update computes: RULE and HAS_ROWS of `rates`, states and masters of type ACC, attributes of `Update`."""
+    """What an update computes: RULE and HAS_ROWS of `kernels`, states and masters of type ACC, fields of `Update`."""
 
     RULE: int
     ACC: Any
