@@ -3,62 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
-from typing import Any, overload
+from typing import Any, Self
 
 from minidl.nn.module import Module, described
 
 
-class ModuleList(Module):
-    """Modules in a list, named "0", "1", ... as in torch. The list itself cannot be called."""
+class Listed(Module):
+    """The base of lists of modules, which are named "0", "1", ... as in torch."""
 
-    def __init__(self, modules: Iterable[Module] | None = None) -> None:
-        super().__init__()
-        self.extend(modules or ())
+    def append(self, module: Module) -> Self:
+        """Add a module at the end. Raises TypeError for anything else."""
+        return self.extend([module])
 
-    def append(self, module: Module) -> ModuleList:
-        """Add a module at the end."""
-        return self._replace([*self, module])
-
-    def extend(self, modules: Iterable[Module]) -> ModuleList:
+    def extend(self, modules: Iterable[Module]) -> Self:
         """Add modules at the end."""
-        return self._replace([*self, *modules])
+        for module in [_check(self, str(len(self) + i), module) for i, module in enumerate(modules)]:
+            self.add_module(str(len(self)), module)
+        return self
 
-    def insert(self, index: int, module: Module) -> None:
+    def insert(self, index: int, module: Module) -> Self:
         """Add a module before the one at `index`."""
         listed = list(self)
-        listed.insert(index, module)
-        self._replace(listed)
+        listed.insert(index, _check(self, str(index), module))
+        return self._number(listed)
 
-    def _replace(self, modules: list[Any]) -> ModuleList:
-        for index, module in enumerate(modules):
-            _check(self, index, module)
+    def pop(self, key: int | slice) -> Module:
+        """Remove the module at an index, or the modules of a slice, and return it or a list of them."""
+        modules = self[key]
+        del self[key]
+        return modules
+
+    def _number(self, modules: list[Module]) -> Self:
         self._modules.clear()
         self._modules.update({str(index): module for index, module in enumerate(modules)})
         return self
 
-    @overload
-    def __getitem__(self, index: int) -> Module: ...
-    @overload
-    def __getitem__(self, index: slice) -> ModuleList: ...
-    def __getitem__(self, index: int | slice) -> Module:
-        selection = list(self)[index]
-        return type(self)(selection) if isinstance(selection, list) else selection
+    def _part(self, modules: dict[str, Module]) -> Module:
+        """Return the list of a slice of the modules."""
+        return type(self)(modules.values())  # type: ignore[call-arg]
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._part(dict(list(self._modules.items())[index])) if isinstance(index, slice) else list(self)[index]
 
     def __setitem__(self, index: int, module: Module) -> None:
-        listed = list(self)
-        listed[index] = module
-        self._replace(listed)
+        name = list(self._modules)[index]
+        self.add_module(name, _check(self, name, module))
 
     def __delitem__(self, index: int | slice) -> None:
         listed = list(self)
         del listed[index]
-        self._replace(listed)
+        self._number(listed)
 
     def __len__(self) -> int:
         return len(self._modules)
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self._modules.values())
+
+
+class ModuleList(Listed):
+    """Modules in a list. The list itself cannot be called."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        self.extend(modules or ())
 
 
 class ModuleDict(Module):
@@ -105,6 +113,7 @@ class ModuleDict(Module):
         return self._modules.items()
 
 
-def _check(owner: Module, key: object, module: object) -> None:
+def _check(owner: Module, key: object, module: Any) -> Any:
     if not isinstance(module, Module):
         raise TypeError(f"{type(owner).__name__}: {key!r} is {described(module)}")
+    return module

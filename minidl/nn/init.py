@@ -15,7 +15,6 @@ import torch
 from minidl import random
 from minidl.autograd import no_grad
 from minidl.common import suggestions
-from minidl.kernels import elementwise
 from minidl.kernels import random as kernels
 from minidl.tensors import Tensor
 
@@ -65,42 +64,23 @@ def trunc_normal_(
         raise ValueError(f"trunc_normal_: a is {a} and b is {b}, expected a < b")
     if not tensor.data.is_meta:
         low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
-        drawn = kernels.uniform(tensor.shape, low, high, *random.key(seed), dtype=torch.float64, device=tensor.device)
-        quantiles = _inverse_erf(drawn)
-        values = elementwise.add(elementwise.mul(quantiles, std * math.sqrt(2)), mean)
+        key, bits = random.key(seed), {"dtype": torch.float64, "device": tensor.device}
+        drawn = Tensor(kernels.uniform(tensor.shape, low, high, *key, **bits))  # type: ignore[arg-type]
         with no_grad():
-            tensor.copy_(elementwise.clamp(values, a, b))
+            tensor.copy_((_inverse_erf(drawn) * (std * math.sqrt(2)) + mean).clamp(a, b))
     return tensor
 
 
-# Giles, Approximating the erfinv function, 2011: polynomials in w = -log(1 - x^2), less 2.5, and in its root, less 3.
-CENTRAL = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-    0.246640727, 1.50140941,
-)  # fmt: skip
-TAIL = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-    1.00167406, 2.83297682,
-)  # fmt: skip
-
-
-def _inverse_erf(x: torch.Tensor) -> torch.Tensor:
-    """Return y with erf(y) = x in float64: the approximation of float32, then a step of Newton's method."""
-    x = elementwise.clamp(x, -1 + 2.0**-53, 1 - 2.0**-53)
-    w = elementwise.neg(elementwise.log1p(elementwise.neg(elementwise.mul(x, x))))
-
-    def polynomial(coefficients: Sequence[float], t: torch.Tensor) -> torch.Tensor:
-        total = elementwise.mul(t, 0.0)
-        for coefficient in coefficients:
-            total = elementwise.add(elementwise.mul(total, t), coefficient)
-        return total
-
-    tail = polynomial(TAIL, elementwise.sub(elementwise.sqrt(w), 3.0))
-    central = polynomial(CENTRAL, elementwise.sub(w, 2.5))
-    y = elementwise.mul(elementwise.where(elementwise.lt(w, 5.0), central, tail), x)
-    off = elementwise.sub(elementwise.erf(y), x)
-    slope = elementwise.mul(elementwise.exp(elementwise.neg(elementwise.mul(y, y))), 2 / math.sqrt(math.pi))
-    return elementwise.sub(y, elementwise.div(off, slope))
+def _inverse_erf(x: Tensor) -> Tensor:
+    """Return y with erf(y) = x, float64: Winitzki's approximation (2008), then two steps of Halley's method."""
+    x = x.clamp(-1 + 2.0**-53, 1 - 2.0**-53)
+    logarithm = (-x * x).log1p()
+    half = logarithm / 2 + 2 / (math.pi * 0.147)
+    y = x.sign() * ((half * half - logarithm / 0.147).sqrt() - half).sqrt()
+    for _ in range(2):
+        off = (y.erf() - x) * (y * y).exp() * (math.sqrt(math.pi) / 2)
+        y = y - off / (y * off + 1)
+    return y
 
 
 def constant_(tensor: Tensor, value: float) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,8 @@ from minidl import ops
 from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.nn import init
-from minidl.nn.module import Module, Parameter, described
+from minidl.nn.containers import Listed
+from minidl.nn.module import Module, Parameter
 from minidl.sparse.csr import CSR
 from minidl.tensors import Tensor, device_of
 
@@ -171,7 +172,7 @@ class Identity(Module):
         return input
 
 
-class Sequential(Module):
+class Sequential(Listed):
     """Modules applied one after another; named "0", "1", ... as in torch, or by the keys of one OrderedDict.
 
     Raises TypeError, with the name, for anything that is no Module.
@@ -179,12 +180,10 @@ class Sequential(Module):
 
     def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
         super().__init__()
-        named: Iterable[tuple[str, Any]] = ((str(index), module) for index, module in enumerate(modules))
-        if len(modules) == 1 and isinstance(modules[0], OrderedDict):
-            named = modules[0].items()
-        for name, module in named:
-            if not isinstance(module, Module):
-                raise TypeError(f"{type(self).__name__}: {name!r} is {described(module)}")
+        if len(modules) != 1 or not isinstance(modules[0], OrderedDict):
+            self.extend(modules)  # type: ignore[arg-type]
+            return
+        for name, module in modules[0].items():
             self.add_module(name, module)
 
     def forward(self, input: Any) -> Any:
@@ -192,27 +191,8 @@ class Sequential(Module):
             input = module(input)
         return input
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __getitem__(self, index: int | slice) -> Module:
-        if isinstance(index, slice):
-            part = Sequential()
-            for name, module in list(self._modules.items())[index]:
-                part._modules[name] = module
-            return part
-        return list(self._modules.values())[index]
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        self.add_module(list(self._modules)[index], module)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules.values())
-
-    def append(self, module: Module) -> Sequential:
-        """Add a module at the end. Raises TypeError for anything else."""
-        self.add_module(str(len(self)), module)
-        return self
+    def _part(self, modules: dict[str, Module]) -> Module:
+        return Sequential(OrderedDict(modules))
 
 
 class MLP(Sequential):

@@ -90,14 +90,7 @@ from minidl.ops.unary import *
 from minidl.ops.variance import *
 from minidl.tensors import Tensor
 
-__all__ = [
-    "dropout",
-    "dropout2d",
-    "einsum",
-    "multinomial",
-    "rand",
-    "randn",
-]  # in the form that type checkers understand
+__all__ = ["dropout", "dropout2d", "einsum", "multinomial", "rand", "randn"]  # in the form of type checkers
 __all__ += activation.__all__
 __all__ += attention.__all__
 __all__ += bags.__all__

@@ -16,7 +16,7 @@ from minidl.ops.arguments import Dim
 from minidl.ops.conditional import where
 from minidl.ops.elementwise import mul, sub
 from minidl.ops.scatter_gather import Summed, gather
-from minidl.ops.shape import movedim, reshape, to, unsqueeze
+from minidl.ops.shape import movedim, reshape, to, unsqueeze, wide
 from minidl.tensors import Scalar, Tensor
 
 __all__ = ["bincount", "histc", "median", "quantile", "unique"]
@@ -111,8 +111,7 @@ def histc(input: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> T
     check.floating("histc", input=input.data)
     if check.integer("histc", "bins", bins) < 1:
         raise ValueError(f"histc: bins is {bins}, expected at least 1")
-    x = input.data.reshape(-1)
-    x = x.float() if x.dtype.itemsize == 2 else x
+    x = wide(input).data.reshape(-1)
     low, high = float(min), float(max)
     if low == high and x.numel():
         low, high = (float(function(x)) for function in (reduce.amin, reduce.amax))
@@ -145,8 +144,6 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     if weights is None:
         return Tensor(counts)
     rows = weights.data if weights.dtype == torch.float32 else weights.data.to(torch.float64)
-    if not len(rows):
-        return Tensor(counts.to(rows.dtype))
     return reshape(Summed.apply(numbers, Tensor(rows.unsqueeze(1)), len(counts)), len(counts))
 
 

@@ -216,6 +216,30 @@ def test_lists_and_dictionaries_of_modules():
         chain[1] = ops.relu
 
 
+@pytest.mark.parametrize("kind", ["Sequential", "ModuleList"])
+def test_lists_of_modules_change_as_torchs(kind):
+    def changed(home):
+        def layer(size):
+            return home.Linear(size, size)
+
+        chain = home.Sequential(layer(1), layer(2)) if kind == "Sequential" else home.ModuleList([layer(1), layer(2)])
+        chain.insert(1, layer(3))
+        chain.insert(1, layer(4))
+        chain.insert(len(chain), layer(5))
+        chain.extend([layer(6), layer(7), layer(8)])
+        del chain[0], chain[-3:-1]
+        popped = chain.pop(1)
+        assert chain.append(layer(9)) is chain
+        return popped.in_features, [(name, m.in_features) for name, m in chain.named_children()]
+
+    assert changed(nn) == changed(torch.nn)
+    chain = getattr(nn, kind)()
+    for change in (chain.append, lambda value: chain.extend([nn.ReLU(), value]), lambda value: chain.insert(0, value)):
+        with pytest.raises(TypeError, match=f"{kind}: '?[01]'? is .*expected a Module"):
+            change(ops.relu)
+    assert len(chain) == 0
+
+
 def test_modules_do_what_torchs_do():
     model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 1)))
     assert [name for name, _ in model.named_children()] == ["0", "1"]

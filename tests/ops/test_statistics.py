@@ -121,8 +121,8 @@ def test_refusals(call, error, message):
 NORMS = {
     "vector_norm": lambda m, x: tuple(m.linalg.vector_norm(x, p, dim) for p in (2, 1, 0, 3.5, math.inf, -math.inf)
                                       for dim in (None, 1, (0, 2))),
-    "matrix_norm": lambda m, x: tuple(
-        m.linalg.matrix_norm(x, p, dim, keep) for p in ("fro", 1, -1, math.inf, -math.inf)
+    "norms of matrices": lambda m, x: tuple(
+        m.linalg.norm(x, p, dim, keep) for p in ("fro", 1, -1, math.inf, -math.inf)
         for dim in ((-2, -1), (2, 0)) for keep in (False, True)
     ),
     "norm": lambda m, x: (
@@ -141,13 +141,11 @@ def test_norms(name):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x: linalg.norm(x, "nuc"), "linalg.matrix_norm: ord is 'nuc', expected 'fro'.*torch.linalg"),
-        (lambda x: linalg.norm(x, 2), "linalg.matrix_norm: ord is 2, expected 'fro'"),
+        (lambda x: linalg.norm(x, "nuc"), "linalg.norm: ord is 'nuc' .* expected 'fro'.*torch.linalg"),
+        (lambda x: linalg.norm(x, 2), r"linalg.norm: ord is 2 of dimensions \[0, 1\], expected 'fro'"),
         (lambda x: linalg.norm(x[None], 2), r"linalg.norm: A has shape \[1, 2, 4\], expected a vector or a matrix"),
-        (lambda x: linalg.norm(x, "fro", 1), "linalg.norm: ord is 'fro'"),
-        (lambda x: linalg.matrix_norm(x, dim=(0, 1, 1)), "linalg.matrix_norm: dim is"),
-        (lambda x: linalg.matrix_norm(x[0]), r"linalg.matrix_norm: A has shape \[4\]"),
-        (lambda x: linalg.matrix_norm(x, dim=(0, 0)), "twice"),
+        (lambda x: linalg.norm(x, "fro", 1), r"linalg.norm: ord is 'fro' of dimensions \[1\]"),
+        (lambda x: linalg.norm(x, 1, (0, 0)), "twice"),
     ],
 )
 def test_norms_refuse(call, message):
