@@ -128,10 +128,16 @@ class TransformerDecoder(Module):
         self.layers = ModuleList(copy.deepcopy(decoder_layer) for _ in range(num_layers))
         self.num_layers, self.norm = num_layers, norm
 
-    def forward(self, tgt: Tensor, memory: Tensor, *masks: Mask, **options: Any) -> Tensor:
-        """Arguments after memory are those of `TransformerDecoderLayer.forward`."""
+    def forward(
+        self, tgt: Tensor, memory: Tensor, tgt_mask: Mask = None, memory_mask: Mask = None,
+        tgt_key_padding_mask: Mask = None, memory_key_padding_mask: Mask = None, tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:  # fmt: skip
         for layer in self.layers:
-            tgt = layer(tgt, memory, *masks, **options)
+            tgt = layer(
+                tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask,
+                tgt_is_causal=bool(tgt_is_causal), memory_is_causal=memory_is_causal,
+            )  # fmt: skip
         return tgt if self.norm is None else self.norm(tgt)
 
 
@@ -177,7 +183,7 @@ class Transformer(Module):
         memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
         return self.decoder(
             tgt, memory, tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask,
-            tgt_is_causal=bool(tgt_is_causal), memory_is_causal=memory_is_causal,
+            tgt_is_causal, memory_is_causal,
         )  # fmt: skip
 
     @staticmethod

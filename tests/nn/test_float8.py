@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minidl import nn, ops
+from minidl import manual_seed, nn, ops
 from minidl.autograd import no_grad
 from minidl.nn.float8 import Float8Conv2d, Float8Linear
 from minidl.ops.float8 import Float8
@@ -17,6 +17,7 @@ def drawn(*shape, seed=0):
 
 
 def model():
+    manual_seed(0)
     found = nn.Sequential(
         nn.Conv2d(3, 32, 3, act="relu"),
         nn.Conv2d(32, 64, 3, padding=1, bias=False),

@@ -10,7 +10,10 @@ from minidl.testing.specs import all_specs
 from minidl.testing.specs.make import SeededMake
 
 # Views and copies into another order say how their result lies themselves; a product's rows are what it makes.
-OTHERWISE = {"reshape", "flatten", "permute", "transpose", "transposed", "expand", "contiguous", "matmul"}
+OTHERWISE = {
+    "reshape", "flatten", "permute", "transpose", "transposed", "expand", "contiguous", "matmul",
+    "scaled_dot_product_attention",
+}  # fmt: skip
 # Their gradient is a view, repeated along what was reduced.
 REPEATED = {"sum", "mean"}
 LAST = torch.channels_last
