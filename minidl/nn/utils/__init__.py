@@ -1,4 +1,7 @@
-"""Gradient clipping, as in torch.nn.utils. The optimisers clip by themselves with `max_norm`."""
+"""Gradient clipping, as in torch.nn.utils, and padded and packed sequences in `rnn`.
+
+The optimisers clip by themselves with `max_norm`.
+"""
 
 from __future__ import annotations
 
