@@ -152,6 +152,8 @@ TESTED_ELSEWHERE = {
     "images": "tests/kernels/test_images.py",
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",
+    "recurrent": "tests/nn/test_recurrent.py",
+    "recurrent_grad": "tests/nn/test_recurrent.py",
     "update": "tests/kernels/test_update.py",
     "update_measure": "tests/kernels/test_update.py",
     "update_prepare": "tests/kernels/test_update.py",

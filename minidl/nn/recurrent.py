@@ -79,7 +79,7 @@ class _Recurrent(Module):
     def _check_input(self, input: Tensor, ranks: tuple[int, int]) -> None:
         name = type(self).__name__
         if not isinstance(input, Tensor):
-            raise TypeError(f"{name}: input is of type {type(input).__name__}, expected a Tensor")
+            raise TypeError(f"{name}: input is of type {type(input).__name__}, expected a minidl Tensor")
         if input.ndim not in ranks:
             expected = f"{ranks[0]} or {ranks[1]} dimensions (the first for one example without a batch)"
             raise ValueError(f"{name}: input has shape {list(input.shape)}, expected {expected}")

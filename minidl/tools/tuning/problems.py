@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import float8, images, norm, sparse
+from minidl.kernels import float8, images, norm, recurrent, sparse
 from minidl.kernels import random as random_kernels
 from minidl.kernels.norm import alone
 from minidl.runtime import launch
@@ -93,6 +93,25 @@ def _fused_statistics(case: Case, make: Make) -> Call:
     (x,) = case.args
     statistics = torch.stack((x, x * x), 1).to(launch.acc_torch(x.dtype))
     return lambda: norm.batch_statistics(x, 1e-5, None, None, statistics)
+
+
+def _recurrence(kind: Kind) -> Iterator[Problem]:
+    """Yield lstm over few steps, and its gradient."""
+    T, B = (2, 16) if kind.small else (8, 64)
+    for M, H in kind.extents(M=B, N=128 if kind.small else 1024):
+        yield kind.problem(f"{T}x{M}x{H}", _lstm, tensors((T * M, 4 * H), (M, H), (M, H), (4 * H, H)))
+
+
+def _lstm(case: Case, make: Make) -> Call:
+    x, h, c, weight = case.args
+    steps = tuple((first, len(h)) for first in range(0, len(x), len(h)))
+
+    def call() -> tuple[torch.Tensor, ...]:
+        y, *_, saved = recurrent.recurrence("LSTM", x, h, c, weight, None, steps)
+        assert saved is not None
+        return y, recurrent.recurrence_grad("LSTM", y, None, None, weight, saved, steps, len(h))[0]
+
+    return call
 
 
 def _uniform(t: torch.Tensor) -> torch.Tensor:
@@ -231,6 +250,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "random": (_vector, _uniform),
         "float8": (_vector, _float8),
         "dropout": (_vector, random_kernels.dropout, 0.5, 1),
+        "recurrent recurrent_grad": (_recurrence,),
         "reduce_rows": (_reduce, 1),
         "reduce_columns": (_reduce, 0),
         "norm_stats norm_join norm": (_batch_norm,),

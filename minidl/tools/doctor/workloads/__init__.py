@@ -68,6 +68,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("scaled sums", ("bias_act", "bias_act_grad"), FLOATS, other.scaled_sums),
         Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, other.fused),
         Workload("pictures", ("images",), FLOATS, other.pictures),
+        Workload("recurrences", ("recurrent", "recurrent_grad"), FLOATS, other.recurrences),
         Workload("random numbers", ("random",), FLOATS, other.random_numbers),
     ]
     return [load for load in (*of_specs, *of_launchers) if name in load.name]

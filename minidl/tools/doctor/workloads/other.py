@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from minidl import optim
-from minidl.kernels import average, bias_act, crops, elementwise, images, mixing, norm, scaled_sum, tree
+from minidl.kernels import average, bias_act, crops, elementwise, images, mixing, norm, recurrent, scaled_sum, tree
 from minidl.kernels import random as random_kernels
 from minidl.kernels.norm import alone
 from minidl.runtime import launch
@@ -158,6 +158,24 @@ def shard_statistics(dtype: torch.dtype) -> Calls:
         yield f"{count} shards", partial(join, momentum, buffers)
     arguments = x, x, norm.Statistics(mean, var), mean, None, None, True
     yield "gradient with sums", partial(norm.normalise_grad, *arguments, sums=sums, want_affine=False)
+
+
+def recurrences(dtype: torch.dtype) -> Calls:
+    """Yield recurrences over sequences of two lengths, and their gradients."""
+    steps = (0, 12), (12, 5), (17, 5)
+
+    def run(mode: str, H: int, save: bool) -> None:
+        width = recurrent.GATES[mode] * H
+        x, weight, bias = (torch.zeros(*shape, dtype=dtype) for shape in ((22, width), (width, H), (width,)))
+        h = torch.zeros(12, H, dtype=dtype)
+        c = h if mode == "LSTM" else None
+        y, *_, saved = recurrent.recurrence(mode, x, h, c, weight, bias, steps, save)
+        if saved is not None:
+            recurrent.recurrence_grad(mode, y, h, c, weight, saved, steps, 12)
+
+    for mode in recurrent.GATES:
+        for H, save in ((33, True), (300, True), (300, False)):
+            yield f"{mode}, {H}{', with gradients' if save else ''}", partial(run, mode, H, save)
 
 
 def random_numbers(dtype: torch.dtype) -> Calls:
