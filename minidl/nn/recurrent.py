@@ -59,8 +59,7 @@ class _Recurrent(Module):
     ) -> tuple[Tensor, ...]:
         """Return y [N, H] and the last states [B, H] of a layer and direction, for inputs [N, I]."""
         weight, hidden = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
-        biases = (getattr(self, name + suffix) if self.bias else None for name in ("bias_ih", "bias_hh"))
-        bias, hidden_bias = biases
+        bias, hidden_bias = (getattr(self, f"bias_{on}{suffix}") if self.bias else None for on in ("ih", "hh"))
         return recurrence(ops.linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
 
     def _states(self, hx: Hidden | None, shape: list[int], like: Tensor) -> list[Tensor]:
@@ -99,12 +98,12 @@ class RNNBase(_Recurrent):
     """
 
     def __init__(
-        self, mode: str, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0,
-        device: Device = None, dtype: torch.dtype | None = None,
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        name, self.mode = type(self).__name__, mode
+        name = type(self).__name__
         self._set_sizes(input_size, hidden_size, bias)
         self.num_layers = check.integer(name, "num_layers", num_layers, 1)
         if isinstance(dropout, bool) or not 0.0 <= dropout <= 1.0:
@@ -191,11 +190,10 @@ class RNN(RNNBase):
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        self.__dict__["nonlinearity"] = nonlinearity
+        self.__dict__.update(nonlinearity=nonlinearity, mode=_plain_mode(type(self).__name__, nonlinearity))
         super().__init__(
-            _plain_mode(type(self).__name__, nonlinearity), input_size, hidden_size, num_layers, bias, batch_first,
-            dropout, bidirectional, device=device, dtype=dtype,
-        )  # fmt: skip
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device, dtype=dtype
+        )
 
 
 class LSTM(RNNBase):
@@ -205,15 +203,7 @@ class LSTM(RNNBase):
     apply Linear to the output. Source: Hochreiter and Schmidhuber, Neural Computation 9(8), 1997.
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            "LSTM", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size, device,
-            dtype,
-        )  # fmt: skip
+    mode = "LSTM"
 
 
 class GRU(RNNBase):
@@ -222,24 +212,17 @@ class GRU(RNNBase):
     forward(input, hx=None) returns output and h_n. Source: Cho et al., arXiv 1406.1078, in torch's variant.
     """
 
-    def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, device: Device = None, dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            "GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device=device,
-            dtype=dtype,
-        )  # fmt: skip
+    mode = "GRU"
 
 
 class _Cell(_Recurrent):
     """One step: input [B, input_size] and states [B, hidden_size], or without B."""
 
     def __init__(
-        self, mode: str, input_size: int, hidden_size: int, bias: bool, device: Device, dtype: torch.dtype | None
-    ) -> None:
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Device = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.mode = mode
         self._set_sizes(input_size, hidden_size, bias)
         for name in () if bias else ("bias_ih", "bias_hh"):
             self.register_parameter(name, None)
@@ -269,26 +252,17 @@ class RNNCell(_Cell):
         self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        mode = _plain_mode(type(self).__name__, nonlinearity)
-        super().__init__(mode, input_size, hidden_size, bias, device, dtype)
-        self.nonlinearity = nonlinearity
+        self.__dict__.update(nonlinearity=nonlinearity, mode=_plain_mode(type(self).__name__, nonlinearity))
+        super().__init__(input_size, hidden_size, bias, device, dtype)
 
 
 class LSTMCell(_Cell):
     """One step of `LSTM`: forward(input, hx=None) returns (h', c'); hx is (h, c)."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__("LSTM", input_size, hidden_size, bias, device, dtype)
+    mode = "LSTM"
 
 
 class GRUCell(_Cell):
     """One step of `GRU`: forward(input, hx=None) returns h'."""
 
-    def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__("GRU", input_size, hidden_size, bias, device, dtype)
+    mode = "GRU"

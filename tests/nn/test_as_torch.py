@@ -295,7 +295,6 @@ def test_gradients_are_clipped_as_torch_clips_them(norm_type):
     [
         (lambda: nn.Relu, AttributeError, "minidl.nn has no Relu; did you mean ReLU?"),
         (lambda: nn.Bilinear, AttributeError, r"minidl.nn has no Bilinear; write Linear\(in1 \* in2, out\)"),
-        (lambda: nn.LSTMCell, AttributeError, "minidl.nn has no LSTMCell; write Conv1d .* no recurrent"),
         (lambda: nn.functional.cros_entropy, AttributeError, "did you mean cross_entropy?"),
         (lambda: nn.Linear(2, 3, baias=False), TypeError, "Linear: there is no argument 'baias'; did you mean bias?"),
         (lambda: ops.relu(Tensor(torch.ones(1)), inplase=True), TypeError, "'inplase'; did you mean inplace?"),

@@ -267,7 +267,7 @@ X = numbers(4, 2, 3, dtype=torch.float32)
         (lambda: nn.GRU(3, 0), ValueError, "GRU: hidden_size is 0, expected 1 or more"),
         (lambda: nn.GRU(3, 4, num_layers=0), ValueError, "GRU: num_layers is 0"),
         (lambda: nn.GRU(3, 4, dropout=1.5), ValueError, "GRU: dropout is 1.5"),
-        (lambda: nn.GRU(3, 4, proj_size=2), TypeError, "there is no argument 'proj_size'"),
+        (lambda: nn.GRU(3, 4, proj_size=2), ValueError, "GRU: proj_size is 2, expected 0: apply Linear"),
         (lambda: nn.GRU(5, 4)(Tensor(X)), ValueError, "GRU: input has shape .* expected a last size of 5"),
         (lambda: nn.GRU(3, 4)(Tensor(X[0, 0])), ValueError, "GRU: input has shape .* expected 2 or 3 dimensions"),
         (lambda: nn.GRU(3, 4)(Tensor(X[:0])), ValueError, "expected one step or more"),
