@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from minidl import autograd, nn
 from minidl.nn.utils import rnn
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replaying
 from minidl.tensors import Tensor, default_device
 from minidl.testing.specs import bounds
 
@@ -187,8 +188,11 @@ def test_first_weights_are_within_their_bound():
         assert 0.15 < parameter.data.abs().max() <= 0.2
 
 
-def test_bits_are_the_same_in_every_run():
-    layer, x = nn.GRU(5, 33, bidirectional=True).to(default_device()), numbers(6, 17, 5, dtype=torch.float32)
+@pytest.mark.parametrize(("name", "options"), LAYERS, ids=str)
+def test_bits_are_the_same_in_every_run(name, options):
+    """Also if launches are replayed."""
+    layer = getattr(nn, name)(5, 33, bidirectional=True, **options).to(default_device())
+    x = numbers(6, 17, 5, dtype=torch.float32)
 
     def step():
         layer.zero_grad()
@@ -197,7 +201,10 @@ def test_bits_are_the_same_in_every_run():
         y.backward(Tensor(torch.ones_like(y.data)))
         return [y.data, leaf.grad.data, *(p.grad.data.clone() for p in layer.parameters())]
 
-    assert all(torch.equal(a, b) for a, b in zip(step(), step(), strict=True))
+    first = step()
+    for at_once in (False, True):
+        with replaying(at_once, at_once):
+            assert all(torch.equal(a, b) for a, b in zip(first, step(), strict=True))
 
 
 def test_a_second_derivative_is_refused_by_name():

@@ -69,7 +69,8 @@ def recurrence(
         hidden = gemm(h[:rows], weight.t(), wide=True)
         at = slice(first, first + rows)
         parts = [None if t is None else t[at] for t in (y, before, c_before, gates)]
-        _step(mode, x[at], hidden, bias, h[:rows], None if c is None else c[:rows], *parts)
+        states = h[:rows], None if c is None else c[:rows]
+        _step(mode, "recurrent", x.dtype, (rows, H), x[at], hidden, bias, *states, *parts)
     return y, h, None if c is None else c.to(x.dtype), saved
 
 
@@ -89,7 +90,9 @@ def recurrence_grad(
     for (first, rows), (_, following) in pairwise((*reversed(steps), (0, 0))):
         at = slice(first, first + rows)
         parts = [None if t is None else t[at] for t in (dy, *saved)]
-        _step_grad(mode, product, *parts, dh[:rows], None if dc is None else dc[:rows], dx[at], dhidden[at])
+        gradients = dh[:rows], None if dc is None else dc[:rows], dx[at], None if dhidden is dx else dhidden[at]
+        sizes = rows, 0 if product is None else len(product), H
+        _step(mode, "recurrent_grad", dtype, sizes, product, *parts, *gradients)
         product = gemm(dhidden[at], weight, wide=True)
         if following < rows:  # the last step of these sequences
             elementwise.add(dh[following:rows], product[following:], out=dh[following:rows])
@@ -107,35 +110,12 @@ def _wide(
 
 
 @replayed
-def _step(
-    mode: str, x: torch.Tensor, hidden: torch.Tensor, bias: torch.Tensor | None, h: torch.Tensor,
-    c: torch.Tensor | None, y: torch.Tensor, before: torch.Tensor | None, c_before: torch.Tensor | None,
-    gates: torch.Tensor | None,
-) -> None:  # fmt: skip
-    tile, grid = plan_tiles("recurrent", x.dtype, *h.shape)
+def _step(mode: str, family: str, dtype: torch.dtype, sizes: tuple[int, ...], *tensors: torch.Tensor | None) -> None:
+    """Launch the kernel of a family for tensors in its order; sizes: M, then others, then H."""
+    kernel = kernels.recurrent_kernel if family == "recurrent" else kernels.recurrent_grad_kernel
+    tile = launch.tile(family, dtype, M=sizes[0], N=sizes[-1])
+    grid = (launch.cdiv(sizes[0], tile["BLOCK_M"]) * launch.cdiv(sizes[-1], tile["BLOCK_N"]),)
     launch.run(
-        kernels.recurrent_kernel, grid, x, hidden, bias, h, c, y, before, c_before, gates, *h.shape,
-        tile=tile.record(Tile, ACC=launch.acc(x.dtype)), KIND=KINDS[mode], **dependent_launch.options(),
-        **tile.launch_options,
+        kernel, grid, *tensors, *sizes, tile=tile.record(Tile, ACC=launch.acc(dtype)), KIND=KINDS[mode],
+        **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
-
-
-@replayed
-def _step_grad(
-    mode: str, product: torch.Tensor | None, dy: torch.Tensor | None, gates: torch.Tensor, before: torch.Tensor,
-    c_before: torch.Tensor | None, dh: torch.Tensor, dc: torch.Tensor | None, dx: torch.Tensor, dhidden: torch.Tensor,
-) -> None:  # fmt: skip
-    rows, H = dh.shape
-    tile, grid = plan_tiles("recurrent_grad", dx.dtype, rows, H)
-    products = 0 if product is None else len(product)
-    launch.run(
-        kernels.recurrent_grad_kernel, grid, dy, product, gates, before, c_before, dh, dc, dx, dhidden, rows, products,
-        H, tile=tile.record(Tile, ACC=launch.acc(dx.dtype)), KIND=KINDS[mode], **dependent_launch.options(),
-        **tile.launch_options,
-    )  # fmt: skip
-
-
-def plan_tiles(family: str, dtype: torch.dtype, M: int, H: int) -> tuple[launch.Tile, tuple[int]]:
-    """Return the tile of a step of M rows and H columns, and the grid."""
-    tile = launch.tile(family, dtype, M=M, N=H)
-    return tile, (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(H, tile["BLOCK_N"]),)

@@ -82,7 +82,7 @@ def recurrent_kernel(
 
 @triton.jit
 def recurrent_grad_kernel(
-    p_dy, p_product, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, M, products, H, tile: tl.constexpr,
+    p_product, p_dy, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, M, products, H, tile: tl.constexpr,
     KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of gates, in dhidden those of the hidden product if they differ (gru).
