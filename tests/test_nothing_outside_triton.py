@@ -317,3 +317,14 @@ def test_the_scan_finds(code):
 @pytest.mark.gpu
 def test_kernels_are_compiled_here():
     assert not launch.INTERPRETED
+
+
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+def test_recurrent_layers(name):
+    layer = getattr(nn, name)(3, 5, num_layers=2, bidirectional=True).to(default_device())
+    x = Tensor(numbers(4, 2, 3), requires_grad=True)
+    layer(x)
+    with StorageOnly() as mode:
+        y, _ = layer(x)
+        y.sum().backward()
+    assert mode.seen
