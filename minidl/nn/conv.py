@@ -209,3 +209,14 @@ class ConvTranspose2d(_ConvTranspose):
     """
 
     _op = staticmethod(ops.conv_transpose2d)
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """act(conv_transpose(x, weight) + bias): weight [in, out / groups, depth, height, width], named and initialised as
+    torch's.
+
+    Shapes: [N, in, D, H, W] -> [N, out, OD, OH, OW], see `ops.conv_transpose3d`. `act` is fused into it. The weight is
+    in torch.channels_last_3d memory.
+    """
+
+    _op = staticmethod(ops.conv_transpose3d)

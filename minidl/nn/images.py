@@ -15,14 +15,28 @@ from minidl.nn.layers import Dropout, OperationLayer
 from minidl.nn.module import Module, Parameter
 from minidl.tensors import Tensor, device_of
 
-Four = int | Sequence[int]
+Margins = int | Sequence[int]
 
 
 class Dropout2d(Dropout):
     """Zero each channel with probability p in training, and scale the others by 1 / (1 - p). [N, C, H, W]."""
 
+    _op: Callable[..., Tensor] = staticmethod(ops.dropout2d)
+
     def forward(self, input: Tensor) -> Tensor:
-        return ops.dropout2d(input, self.p, self.training, self.inplace)
+        return type(self)._op(input, self.p, self.training, self.inplace)
+
+
+class Dropout1d(Dropout2d):
+    """`Dropout2d` of sequences, [N, C, L]."""
+
+    _op = staticmethod(ops.dropout1d)
+
+
+class Dropout3d(Dropout2d):
+    """`Dropout2d` of volumes, [N, C, D, H, W]."""
+
+    _op = staticmethod(ops.dropout3d)
 
 
 class AdaptiveMaxPool2d(OperationLayer):
@@ -31,7 +45,7 @@ class AdaptiveMaxPool2d(OperationLayer):
     _op: Callable[..., Any] = staticmethod(ops.adaptive_max_pool2d)
     _shown, _arguments = ("output_size",), ("output_size", "return_indices")
 
-    def __init__(self, output_size: int | tuple[int | None, int | None], return_indices: bool = False) -> None:
+    def __init__(self, output_size: int | tuple[int | None, ...], return_indices: bool = False) -> None:
         super().__init__()
         self.output_size, self.return_indices = output_size, return_indices
 
@@ -40,6 +54,12 @@ class AdaptiveMaxPool1d(AdaptiveMaxPool2d):
     """Maxima over the windows of `AdaptiveAvgPool1d`. Shapes: [N, C, L] -> [N, C, output_size]."""
 
     _op = staticmethod(ops.adaptive_max_pool1d)
+
+
+class AdaptiveMaxPool3d(AdaptiveMaxPool2d):
+    """Maxima over the windows of `AdaptiveAvgPool3d`. Shapes: [N, C, D, H, W] -> [N, C, *output_size]."""
+
+    _op = staticmethod(ops.adaptive_max_pool3d)
 
 
 class Upsample(OperationLayer):
@@ -104,42 +124,92 @@ class PixelUnshuffle(OperationLayer):
         self.downscale_factor = downscale_factor
 
 
-class _Pad2d(OperationLayer):
+class _Pad(OperationLayer):
+    """The base of margins around the last `_axes` dimensions."""
+
     _op = staticmethod(ops.pad)
     _shown: tuple[str, ...] = ("padding",)
     _arguments = ("padding", "_mode", "value")
-    _mode, value = "constant", 0.0
+    _mode, value, _axes = "constant", 0.0, 2
 
-    def __init__(self, padding: Four) -> None:
+    def __init__(self, padding: Margins) -> None:
         super().__init__()
         widths = check.integers(type(self).__name__, "padding", padding)
-        self.padding = widths if isinstance(padding, list | tuple) else widths * 4
+        self.padding = widths if isinstance(padding, list | tuple) else widths * (2 * self._axes)
 
 
-class ZeroPad2d(_Pad2d):
+class ZeroPad2d(_Pad):
     """Margins of zeros: one width, or (left, right, top, bottom)."""
 
 
-class ConstantPad2d(_Pad2d):
+class ZeroPad1d(ZeroPad2d):
+    """Margins of zeros: one width, or (left, right)."""
+
+    _axes = 1
+
+
+class ZeroPad3d(ZeroPad2d):
+    """Margins of zeros: one width, or (left, right, top, bottom, front, back)."""
+
+    _axes = 3
+
+
+class ConstantPad2d(_Pad):
     """Margins of one value: one width, or (left, right, top, bottom)."""
 
     _shown = ("padding", "value")
 
-    def __init__(self, padding: Four, value: float) -> None:
+    def __init__(self, padding: Margins, value: float) -> None:
         super().__init__(padding)
         self.value = value
 
 
-class ReflectionPad2d(_Pad2d):
+class ConstantPad1d(ConstantPad2d):
+    """Margins of one value: one width, or (left, right)."""
+
+    _axes = 1
+
+
+class ConstantPad3d(ConstantPad2d):
+    """Margins of one value: one width, or (left, right, top, bottom, front, back)."""
+
+    _axes = 3
+
+
+class ReflectionPad2d(_Pad):
     """Margins that mirror the inside at the edge: one width, or (left, right, top, bottom)."""
 
     _mode = "reflect"
 
 
-class ReplicationPad2d(_Pad2d):
+class ReflectionPad1d(ReflectionPad2d):
+    """Margins that mirror the inside at the edge: one width, or (left, right)."""
+
+    _axes = 1
+
+
+class ReflectionPad3d(ReflectionPad2d):
+    """Margins that mirror the inside at the edge: one width, or (left, right, top, bottom, front, back)."""
+
+    _axes = 3
+
+
+class ReplicationPad2d(_Pad):
     """Margins that repeat the edge: one width, or (left, right, top, bottom)."""
 
     _mode = "replicate"
+
+
+class ReplicationPad1d(ReplicationPad2d):
+    """Margins that repeat the edge: one width, or (left, right)."""
+
+    _axes = 1
+
+
+class ReplicationPad3d(ReplicationPad2d):
+    """Margins that repeat the edge: one width, or (left, right, top, bottom, front, back)."""
+
+    _axes = 3
 
 
 class Embedding(Module):

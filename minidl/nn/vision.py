@@ -38,7 +38,8 @@ class MaxPool2d(OperationLayer):
 class AvgPool2d(OperationLayer):
     """The mean of each window. Shapes: [N, C, H, W] -> [N, C, OH, OW]."""
 
-    _op, _shown = staticmethod(ops.avg_pool2d), ("kernel_size", "stride", "padding")
+    _op: Callable[..., Any] = staticmethod(ops.avg_pool2d)
+    _shown = ("kernel_size", "stride", "padding")
     _arguments = (*_shown, "ceil_mode", "count_include_pad", "divisor_override")
 
     def __init__(
@@ -49,6 +50,18 @@ class AvgPool2d(OperationLayer):
         self.kernel_size, self.stride = kernel_size, kernel_size if stride is None else stride
         self.padding, self.ceil_mode = padding, ceil_mode
         self.count_include_pad, self.divisor_override = count_include_pad, divisor_override
+
+
+class MaxPool3d(MaxPool2d):
+    """The maximum of each window. Shapes: [N, C, D, H, W] -> [N, C, OD, OH, OW]."""
+
+    _op = staticmethod(ops.max_pool3d)
+
+
+class AvgPool3d(AvgPool2d):
+    """The mean of each window. Shapes: [N, C, D, H, W] -> [N, C, OD, OH, OW]."""
+
+    _op = staticmethod(ops.avg_pool3d)
 
 
 class MaxPool1d(MaxPool2d):
@@ -78,7 +91,7 @@ class AdaptiveAvgPool2d(OperationLayer):
     _op: Callable[..., Any] = staticmethod(ops.adaptive_avg_pool2d)
     _shown = ("output_size",)
 
-    def __init__(self, output_size: int | tuple[int | None, int | None]) -> None:
+    def __init__(self, output_size: int | tuple[int | None, ...]) -> None:
         super().__init__()
         self.output_size = output_size
 
@@ -87,6 +100,12 @@ class AdaptiveAvgPool1d(AdaptiveAvgPool2d):
     """Means over output_size windows that divide the sequence. Shapes: [N, C, L] -> [N, C, output_size]."""
 
     _op = staticmethod(ops.adaptive_avg_pool1d)
+
+
+class AdaptiveAvgPool3d(AdaptiveAvgPool2d):
+    """Means over output_size windows that divide the volume. Shapes: [N, C, D, H, W] -> [N, C, *output_size]."""
+
+    _op = staticmethod(ops.adaptive_avg_pool3d)
 
 
 class _Norm(_Affine):

@@ -35,6 +35,7 @@ from minidl.ops import (
     margins,
     patches,
     pool,
+    pool_volume,
     powers,
     rearrange,
     reduce,
@@ -74,8 +75,9 @@ from minidl.ops.loss import *
 from minidl.ops.margins import *
 from minidl.ops.patches import *
 from minidl.ops.pool import *
+from minidl.ops.pool_volume import *
 from minidl.ops.powers import *
-from minidl.ops.random import dropout, dropout2d, multinomial, rand, randn
+from minidl.ops.random import dropout, dropout1d, dropout2d, dropout3d, multinomial, rand, randn
 from minidl.ops.rearrange import *
 from minidl.ops.reduce import *
 from minidl.ops.registry import register
@@ -90,7 +92,8 @@ from minidl.ops.unary import *
 from minidl.ops.variance import *
 from minidl.tensors import Tensor
 
-__all__ = ["dropout", "dropout2d", "einsum", "multinomial", "rand", "randn"]  # in the form of type checkers
+# In the form that type checkers understand.
+__all__ = ["dropout", "dropout1d", "dropout2d", "dropout3d", "einsum", "multinomial", "rand", "randn"]
 __all__ += activation.__all__
 __all__ += attention.__all__
 __all__ += bags.__all__
@@ -114,6 +117,7 @@ __all__ += loss.__all__
 __all__ += margins.__all__
 __all__ += patches.__all__
 __all__ += pool.__all__
+__all__ += pool_volume.__all__
 __all__ += powers.__all__
 __all__ += rearrange.__all__
 __all__ += reduce.__all__

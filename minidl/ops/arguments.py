@@ -28,8 +28,8 @@ _FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", 
 _NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
 # Operations that torch.autocast computes in its own dtype: the products.
 _BY_AUTOCAST = {
-    "addmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "einsum", "linear",
-    "linear_cross_entropy", "matmul", "mm", "mv", "sparse_linear",
+    "addmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "sparse_linear",
 }  # fmt: skip
 
 

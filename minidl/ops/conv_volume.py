@@ -1,4 +1,4 @@
-"""Convolution of volumes, with bias and activation in the product's epilogue."""
+"""Convolution of volumes, also transposed, with bias and activation in the product's epilogue."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.kernels.conv.geometry import Geometry, Volume
+from minidl.ops import conv_transpose
 from minidl.ops.conv import Convolution
 from minidl.ops.conv_geometry import axes_of, check_vectors
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
-__all__ = ["conv3d"]
+__all__ = ["conv3d", "conv_transpose3d"]
 
 
 class Conv3d(Convolution):
@@ -30,6 +31,20 @@ class Conv3d(Convolution):
     @staticmethod
     def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return volume.grad_weight(x, dz, ctx.geometry)
+
+
+class ConvTranspose3d(Convolution):
+    @staticmethod
+    def compute(x: torch.Tensor, weight: torch.Tensor, geometry: Any, *how: Any, form: None, **options: Any) -> Any:
+        return volume.transposed(x, weight, geometry, *how, **options)
+
+    @staticmethod
+    def grad_input(ctx: Any, dz: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return volume.forward(dz, weight, ctx.geometry)[0]
+
+    @staticmethod
+    def grad_weight(ctx: Any, dz: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return volume.grad_weight(dz, x, ctx.geometry)
 
 
 @one_or_many(5)
@@ -54,3 +69,24 @@ def conv3d(
     check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
     geometry = Volume(d, Geometry(h, w, int(groups)))
     return Conv3d.run("conv3d", input, weight, bias, scale, geometry, act)
+
+
+@one_or_many(5)
+def conv_transpose3d(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0,
+    output_padding: Pair = 0, groups: int = 1, dilation: Pair = 1, act: Activation = None, *,
+    scale: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Return act(scale * conv_transpose(input, weight) + bias) of volumes, as `conv_transpose2d` of images.
+
+    Shapes: input [N, C, D, H, W], weight [C, M / groups, Q, R, S], bias and scale [M] -> [N, M, OD, OH, OW], sizes as
+    in `conv_transpose2d`, in its dtype; memory as of `conv3d`. The rest as in `conv_transpose2d`.
+
+    Raises ValueError for shapes that do not fit, a result without voxels, or a scale with a gradient; TypeError for
+    different dtypes.
+    """
+    op = "conv_transpose3d"
+    d, h, w = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
+    check_vectors(op, weight.shape[1] * int(groups), bias=bias, scale=scale)
+    geometry = Volume(d, Geometry(h, w, int(groups)))
+    return ConvTranspose3d.run(op, input, weight, bias, scale, geometry, act)

@@ -16,7 +16,7 @@ from minidl.autograd.function import linear
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
 from minidl.ops.scatter_gather import gather
-from minidl.ops.shape import one_or_many, reshape, squeeze, unsqueeze
+from minidl.ops.shape import one_or_many, reshape, squeeze, to, unsqueeze
 from minidl.tensors import Tensor
 
 __all__ = [
@@ -26,10 +26,10 @@ __all__ = [
 
 
 def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
-    """Return x at the positions of the maxima."""
+    """Return x at the positions of the maxima, in the result's dtype."""
     (taps,) = ctx.saved
     positions = Tensor(_positions(taps, ctx.at).flatten(2))
-    return gather(reshape(x, *x.shape[:2], -1), 2, positions).reshape(taps.shape)
+    return to(gather(reshape(x, *x.shape[:2], -1), 2, positions).reshape(taps.shape), ctx.dtypes[1])
 
 
 @linear(_at_maxima)
@@ -37,10 +37,10 @@ class MaxPool2d(Function):
     """The maxima; with `indices` also their positions in the image: row times W plus column, int64."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool) -> Any:
-        y, taps = kernels.max_pool2d(x, at, keep=indices or ctx.needs[0])
+    def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool, dtype: torch.dtype | None = None) -> Any:
+        y, taps = kernels.max_pool2d(x, at, indices or ctx.needs[0], dtype)
         ctx.save(taps)
-        ctx.at = at
+        ctx.at, ctx.dtypes = at, (x.dtype, y.dtype)
         if not indices:
             return y
         assert taps is not None
@@ -49,7 +49,7 @@ class MaxPool2d(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
         (taps,) = ctx.saved
-        return kernels.max_pool2d_grad(dy, taps, ctx.at), None, None
+        return kernels.max_pool2d_grad(dy, taps, ctx.at, ctx.dtypes[0]), *(None for _ in ctx.needs[1:])
 
 
 def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
@@ -63,16 +63,16 @@ def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
     return rows * at.size[1] + first[1] + tap % columns * at.dilation[1]
 
 
-@linear(lambda ctx, x: AvgPool2d.apply(x, ctx.at))
+@linear(lambda ctx, x: AvgPool2d.apply(x, ctx.at, ctx.dtypes[1]))
 class AvgPool2d(Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, at: Windows) -> torch.Tensor:
-        ctx.at = at
-        return kernels.avg_pool2d(x, at)
+    def forward(ctx: Any, x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
+        ctx.at, ctx.dtypes = at, (x.dtype, dtype or x.dtype)
+        return kernels.avg_pool2d(x, at, dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.avg_pool2d_grad(dy, ctx.at), None
+        return kernels.avg_pool2d_grad(dy, ctx.at, ctx.dtypes[0]), *(None for _ in ctx.needs[1:])
 
 
 @one_or_many(4)
@@ -106,15 +106,18 @@ def avg_pool2d(
     Shapes as `max_pool2d`. The part of a window beyond the padding (with ceil_mode) is not counted.
     Raises as `max_pool2d`, ValueError if divisor_override is 0, and TypeError if it is not a whole number.
     """
-    if divisor_override is not None:
-        if isinstance(divisor_override, bool) or not hasattr(divisor_override, "__index__"):
-            raise TypeError(f"avg_pool2d: divisor_override is {divisor_override!r}, expected a whole number or None")
-        divisor_override = operator.index(divisor_override)
-    size = kernels.checked("avg_pool2d", input.data)
-    at = kernels.windows(
-        "avg_pool2d", size, kernel_size, stride, padding, 1, ceil_mode, divisor_override, count_include_pad
-    )
+    size, divisor = kernels.checked("avg_pool2d", input.data), divisor_of("avg_pool2d", divisor_override)
+    at = kernels.windows("avg_pool2d", size, kernel_size, stride, padding, 1, ceil_mode, divisor, count_include_pad)
     return AvgPool2d.apply(input, at)
+
+
+def divisor_of(op: str, divisor: Any) -> int | None:
+    """Return a divisor_override. Raises TypeError unless it is a whole number or None."""
+    if divisor is None:
+        return None
+    if isinstance(divisor, bool) or not hasattr(divisor, "__index__"):
+        raise TypeError(f"{op}: divisor_override is {divisor!r}, expected a whole number or None")
+    return operator.index(divisor)
 
 
 @one_or_many(4)

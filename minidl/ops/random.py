@@ -17,7 +17,7 @@ from minidl.ops.elementwise import mul
 from minidl.ops.inplace import apply_in_place
 from minidl.tensors import Tensor, device_of
 
-__all__ = ["dropout", "dropout2d", "multinomial", "rand", "randint", "randn"]
+__all__ = ["dropout", "dropout1d", "dropout2d", "dropout3d", "multinomial", "rand", "randint", "randn"]
 
 
 @recordable(gradient=piecewise_linear(kernels.dropout))
@@ -52,6 +52,13 @@ def dropout(
     return apply_in_place(lambda x: Dropout.apply(x, p, *key, random.first_index(input.shape)), input, inplace)
 
 
+def dropout1d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
+) -> Tensor:
+    """Return `dropout2d` of sequences: of [N, C, L], or of [C, L] as one. Raises as it."""
+    return _of_channels("dropout1d", "L", input, p, training, inplace, seed)
+
+
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
 ) -> Tensor:
@@ -59,11 +66,25 @@ def dropout2d(
 
     Raises as `dropout`; ValueError for other shapes.
     """
-    if input.ndim not in (3, 4):
-        raise ValueError(f"dropout2d: input has shape {list(input.shape)}, expected [N, C, H, W] or [C, H, W]")
+    return _of_channels("dropout2d", "H, W", input, p, training, inplace, seed)
+
+
+def dropout3d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, seed: int | None = None
+) -> Tensor:
+    """Return `dropout2d` of volumes: of [N, C, D, H, W], or of [C, D, H, W] as one. Raises as it."""
+    return _of_channels("dropout3d", "D, H, W", input, p, training, inplace, seed)
+
+
+def _of_channels(
+    op: str, sizes: str, input: Tensor, p: float, training: bool, inplace: bool, seed: int | None
+) -> Tensor:
+    axes = len(sizes.split(", "))
+    if input.ndim not in (axes + 1, axes + 2):
+        raise ValueError(f"{op}: input has shape {list(input.shape)}, expected [N, C, {sizes}] or [C, {sizes}]")
     if not training or p == 0.0:
         return input
-    ones = torch.ones(*input.shape[:-2], 1, 1, dtype=input.dtype, device=input.device)
+    ones = torch.ones(*input.shape[:-axes], *[1] * axes, dtype=input.dtype, device=input.device)
     mask = dropout(Tensor(ones), p, seed=seed)
     return apply_in_place(lambda x: mul(x, mask), input, inplace)
 

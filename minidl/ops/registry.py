@@ -27,7 +27,7 @@ _NO_METHOD = frozenset((
 # randn come from `minidl.ops.random`.
 _NOT_ON_TOP_LEVEL = frozenset((
     "adaptive_max_pool1d", "batch_norm", "binary_cross_entropy_with_logits", "cosine_similarity", "embedding",
-    "embedding_bag", "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "pixel_shuffle",
+    "embedding_bag", "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "max_pool3d", "pixel_shuffle",
     "pixel_unshuffle", "prelu", "rand", "randn", "rms_norm",
 ))  # fmt: skip
 # Operators by the operation that computes them; those of the second table also exist with the operands swapped.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,16 @@ from minidl.autograd.function import linear
 from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
-from minidl.ops.pool import adaptive_avg_pool2d
+from minidl.ops.pool import adaptive_avg_pool1d, adaptive_avg_pool2d
+from minidl.ops.pool_volume import adaptive_avg_pool3d
 from minidl.ops.shape import contiguous, permute, reshape
 from minidl.tensors import Tensor
 
 __all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
 
-# The mode of interpolation by the number of dimensions of the input.
+# The mode of interpolation, and the mean over areas, by the number of dimensions of the input.
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
+AREA: dict[int, Callable[..., Tensor]] = {3: adaptive_avg_pool1d, 4: adaptive_avg_pool2d, 5: adaptive_avg_pool3d}
 Sizes = int | float | Sequence[int] | Sequence[float] | None
 
 
@@ -82,7 +84,7 @@ def interpolate(
     if min(*new, *old) < 1:
         raise ValueError(f"interpolate: sizes must be 1 or more, got {old} to {list(new)}")
     if mode == "area":
-        return _means(input, new)
+        return AREA[input.ndim](input, new)
     how = kernels.bicubic if mode == "bicubic" else kernels.bilinear if curved else kernels.nearest
     flag = bool(align_corners) if curved else mode == "nearest-exact"
     taps = [how(n, o, s, flag) for n, o, s in zip(old, new, scales, strict=True)]
@@ -101,19 +103,6 @@ def _planes(
     """Return x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
     image = permute(reshape(x, planes, rows.size, columns.size, inner), 0, 3, 1, 2)
     return reshape(permute(Resample.apply(image, rows, columns, fill), 0, 2, 3, 1), *shape)
-
-
-def _means(x: Tensor, new: tuple[int, ...]) -> Tensor:
-    """Return means of windows that divide [N, C, ...] evenly into a `new` size: of the last two dimensions, then a
-    third."""
-    N, C, *old = x.shape
-    if len(old) == 2:
-        return adaptive_avg_pool2d(x, (new[0], new[1]))
-    if len(old) == 1:
-        return reshape(adaptive_avg_pool2d(reshape(x, N, C, 1, *old), (1, new[0])), N, C, *new)
-    y = adaptive_avg_pool2d(reshape(x, N, C * old[0], *old[1:]), (new[1], new[2]))
-    y = adaptive_avg_pool2d(reshape(y, N, C, old[0], new[1] * new[2]), (new[0], new[1] * new[2]))
-    return reshape(y, N, C, *new)
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:

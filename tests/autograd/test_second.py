@@ -95,6 +95,7 @@ CASES = [
     case("conv1d", lambda t, f, x, w: f.conv1d(x, w, None, 2, 1) ** 2, drawn(2, 3, 7), drawn(4, 3, 3)),
     case("conv_transpose1d", lambda t, f, x, w: f.conv_transpose1d(x, w, None, 2) ** 2, drawn(2, 3, 4), drawn(3, 1, 3)),
     case("pools", lambda t, f, x: f.max_pool2d(x, 3, 2, 1) ** 2 * f.avg_pool2d(x, 3, 2, 1), IMAGE),
+    case("pools of volumes", lambda t, f, x: f.max_pool3d(x, 2, 1) ** 2 * f.avg_pool3d(x, 2, 1), drawn(2, 2, 3, 3, 4)),
     case("adaptive maxima", lambda t, f, x: f.adaptive_max_pool2d(x, (2, 3)) ** 2, IMAGE),
     case("bicubic", lambda t, f, x: f.interpolate(x, size=(7, 3), mode="bicubic") ** 2, IMAGE),
     case("interpolate", lambda t, f, x: f.interpolate(x, scale_factor=2, mode="bilinear") ** 2, IMAGE),

@@ -51,6 +51,8 @@ class Problem:
         self.dx, self.dw = torch.autograd.grad(y, (x, w_), self.dy.double())
         of_channel = (slice(None), None, None, None)
         self.z = y.detach() * self.scale.double()[of_channel] + self.bias.double()[of_channel]
+        self.vectors = tuple(whole(groups * C, seed=seed + i, dtype=dtype) for i in (5, 6))
+        self.back = self.dx * self.vectors[1].double()[of_channel] + self.vectors[0].double()[of_channel]
 
     def check(self, *forms):
         for form in forms:
@@ -62,6 +64,12 @@ class Problem:
             assert y.is_contiguous(memory_format=torch.channels_last_3d)
             dx = volume.grad_input(self.dy, self.w, self.volume, form=form)
             assert torch.equal(dx, self.dx.to(dx.dtype)), form
+            bias, scale = self.vectors
+            y, z = volume.transposed(
+                self.dy, self.w, self.volume, bias, "relu", scale=scale, preactivation=True, form=form
+            )
+            assert torch.equal(y, self.back.relu().to(y.dtype)), form
+            assert torch.equal(z, self.back.to(z.dtype)), form
             dw = volume.grad_weight(self.x, self.dy, self.volume, form=form)
             assert torch.equal(dw, self.dw.to(dw.dtype)), form
 

@@ -154,7 +154,7 @@ def test_a_window_without_a_pixel_is_minus_infinity(device):
 def test_places_are_kept_only_for_a_gradient(device, monkeypatch):
     kept = []
     original = pool.max_pool2d
-    monkeypatch.setattr(pool, "max_pool2d", lambda x, at, keep: kept.append(keep) or original(x, at, keep))
+    monkeypatch.setattr(pool, "max_pool2d", lambda x, at, keep, *how: kept.append(keep) or original(x, at, keep, *how))
     x = torch.zeros(1, 1, 4, 4, device=device)
     ops.max_pool2d(Tensor(x), 2)
     with no_grad():

@@ -12,6 +12,7 @@ from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
 IMAGES = (2, 6, 5, 7)
+VOLUMES = (2, 3, 4, 5, 6)
 ROWS = (4, 6)
 CHANNELS = {"in_channels": 6, "out_channels": 3, "kernel_size": 3}
 # Name, arguments, shape of x.
@@ -43,6 +44,21 @@ LAYERS = [
     ("ConstantPad2d", {"padding": 1, "value": 2.5}, IMAGES),
     ("AdaptiveMaxPool2d", {"output_size": 2}, (2, 3, 4, 6)),
     ("Dropout2d", {"p": 0.0}, IMAGES),
+    ("Dropout1d", {"p": 0.0}, (2, 6, 9)),
+    ("Dropout3d", {"p": 0.0}, VOLUMES),
+    ("ZeroPad1d", {"padding": (1, 2)}, (2, 6, 9)),
+    ("ZeroPad3d", {"padding": (1, 2, 0, 3, 2, 1)}, VOLUMES),
+    ("ConstantPad1d", {"padding": 1, "value": 2.5}, (2, 6, 9)),
+    ("ConstantPad3d", {"padding": 1, "value": 2.5}, VOLUMES),
+    ("ReflectionPad1d", {"padding": 2}, (2, 6, 9)),
+    ("ReflectionPad3d", {"padding": (1, 2, 0, 3, 2, 1)}, VOLUMES),
+    ("ReplicationPad1d", {"padding": (2, 0)}, (2, 6, 9)),
+    ("ReplicationPad3d", {"padding": 1}, VOLUMES),
+    ("MaxPool3d", {"kernel_size": 2, "stride": 1, "ceil_mode": True}, VOLUMES),
+    ("AvgPool3d", {"kernel_size": (2, 3, 2), "padding": 1, "count_include_pad": False}, VOLUMES),
+    ("AdaptiveAvgPool3d", {"output_size": (2, None, 1)}, VOLUMES),
+    ("AdaptiveMaxPool3d", {"output_size": 2}, VOLUMES),
+    ("Upsample", {"scale_factor": 2, "mode": "trilinear"}, VOLUMES),
     (
         "Conv2d",
         {"in_channels": 6, "out_channels": 3, "kernel_size": 3, "padding": (1, 2), "padding_mode": "reflect"},

@@ -134,6 +134,7 @@ OTHERS = [
     (nn.Conv1d, torch.nn.Conv1d, (2, 6, 9), {"kernel_size": 4, "groups": 3, "bias": False}),
     (nn.ConvTranspose1d, torch.nn.ConvTranspose1d, (2, 6, 5), {"kernel_size": 3, "stride": 2, "output_padding": 1}),
     (nn.Conv3d, torch.nn.Conv3d, (2, 6, 4, 5, 6), {"kernel_size": (1, 2, 3), "padding": (0, 1, 1), "dilation": 2}),
+    (nn.ConvTranspose3d, torch.nn.ConvTranspose3d, (2, 6, 2, 3, 4), {"kernel_size": (2, 2, 3), "stride": 2}),
 ]
 
 

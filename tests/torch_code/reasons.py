@@ -4,8 +4,8 @@ import re
 
 # Functions with random or uninitialised values: only shape and dtype are compared.
 UNCOMPARED = {
-    "Dropout", "Dropout2d", "dropout", "dropout2d", "empty", "empty_like", "multinomial", "normal_", "rand",
-    "rand_like", "randint", "randn", "randn_like", "uniform_",
+    "Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "dropout", "dropout1d", "dropout2d", "dropout3d", "empty",
+    "empty_like", "multinomial", "normal_", "rand", "rand_like", "randint", "randn", "randn_like", "uniform_",
 }  # fmt: skip
 
 # Reasons by (name, beginning of the difference), which are regular expressions.
@@ -20,6 +20,7 @@ REASONS = {
     (r"ops\.(eq|ne|lt|le|gt|ge|maximum|minimum)", "accepted"): "either operand may be a number",
     (r"ops\.(amax|amin)", "accepted"): "65 dimensions; torch supports 64",
     (r"ops\.max_pool1d", "accepted"): "a sequence without channels",
+    (r"ops\.max_pool3d", "accepted"): "a volume without channels",
 }
 
 # Names that only minidl has.
@@ -72,6 +73,7 @@ SIGNATURES = {
     "minidl.save": "nothing is pickled",
     "nn.ConvTranspose1d.forward": "output_size is not built: give output_padding",
     "nn.ConvTranspose2d.forward": "output_size is not built: give output_padding",
+    "nn.ConvTranspose3d.forward": "output_size is not built: give output_padding",
     "nn.Hardtanh.__init__": "min_value and max_value are torch's old names",
     "nn.PoissonNLLLoss.forward": "torch says log_input here, and input in the function",
     "nn.RMSNorm.forward": "torch says x here, and input everywhere else",

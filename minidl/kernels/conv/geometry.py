@@ -173,7 +173,8 @@ class Volume(NamedTuple):
     def read_by(self, x: torch.Tensor) -> torch.Tensor:
         """Return a view of the voxels of x [N, C, D, H, W] that `dense` reads."""
         d, h, w = (axis.stride for axis in self.axes)
-        return x[:, :, ::d, ::h, ::w]
+        # What a transposed convolution adds at the end may be longer than a stride.
+        return x[:, :, ::d, ::h, ::w][:, :, : self.d.output, : self.plane.h.output, : self.plane.w.output]
 
     @property
     def columns(self) -> Geometry:

@@ -11,7 +11,7 @@ reads x Q times, with zeros for slices outside.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -113,8 +113,9 @@ def run(problem: VolumeProblem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor 
     """Return (y, z) as volumes; for GRAD_WEIGHT (dw [groups * M, Q, R, S, C], None), from x and dy."""
     of_slices, phase, flat = problem.problem, problem.d.forward(), problem.volume.flat
     at = problem.volume.columns if flat else of_slices.geometry
+    epilogue = {"scale": t.scale, "preactivation": of_slices.preactivation}
     if problem.back and not flat:
-        return _run_back(problem, t.x, t.w), None
+        return _run_back(problem, t, epilogue)
     x = _pictures(t.x.flatten(2, 3) if flat else stack_slices(t.x, phase, at.groups))
     if of_slices.direction == GRAD_WEIGHT:
         dw = conv.grad_weight(x, _pictures(t.w.flatten(2, 3) if flat else t.w.flatten(0, 1)), at)
@@ -122,26 +123,30 @@ def run(problem: VolumeProblem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor 
         dw = dw.unsqueeze(-1) if flat else dw.unflatten(1, (problem.d.kernel, -1)).transpose(1, 2)
         return dw.permute(0, 2, 3, 4, 1).contiguous(), None
     w = t.w.squeeze(-1) if flat else _pictures(t.w.permute(0, 3, 4, 2, 1).flatten(3))
-    if problem.back:
-        return _volumes(conv.grad_input(x, w, at), problem.shape), None
-    y, z = conv.forward(x, w, at, t.bias, of_slices.act, scale=t.scale, preactivation=of_slices.preactivation)
+    y, z = (conv.transposed if problem.back else conv.forward)(x, w, at, t.bias, of_slices.act, **epilogue)
     return _volumes(y, problem.shape), None if z is None else _volumes(z, problem.shape)
 
 
-def _run_back(problem: VolumeProblem, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Return dx, of one convolution per phase in depth."""
-    dx = torch.empty(problem.shape, dtype=dy.dtype, device=dy.device)
+def _run_back(problem: VolumeProblem, t: Tensors, epilogue: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (y, z) of a transposed convolution, of one convolution per phase in depth."""
+    of_slices = problem.problem
+    y = torch.empty(problem.shape, dtype=t.x.dtype, device=t.x.device)
+    z = torch.empty_like(y) if of_slices.preactivation else None
     for phase in problem.depth_phases:
-        images = stack_slices(dy, phase, problem.problem.groups)
-        taps = w[:, :, phase.taps[0] : phase.taps[-1] + 1 : max(1, phase.tap_step)]
+        images = stack_slices(t.x, phase, of_slices.groups)
+        taps = t.w[:, :, phase.taps[0] : phase.taps[-1] + 1 : max(1, phase.tap_step)]
         # [groups, taps, M, R, S, C], which backward kernels read in place.
-        taps = taps.unflatten(0, (problem.problem.groups, -1)).permute(0, 3, 1, 4, 5, 2).flatten(0, 2)
-        part = conv.grad_input(_pictures(images), _pictures(taps), problem.problem.geometry)
-        part = _volumes(part, (dx.shape[0], phase.count, *dx.shape[2:]))
-        if part.shape == dx.shape:
-            return part
-        dx[:, phase.out_start :: phase.out_step].copy_(part)
-    return dx
+        taps = taps.unflatten(0, (of_slices.groups, -1)).permute(0, 3, 1, 4, 5, 2).flatten(0, 2)
+        part, part_z = conv.transposed(
+            _pictures(images), _pictures(taps), of_slices.geometry, t.bias, of_slices.act, **epilogue
+        )  # fmt: skip
+        shape = y.shape[0], phase.count, *y.shape[2:]
+        if shape == y.shape:
+            return _volumes(part, shape), None if part_z is None else _volumes(part_z, shape)
+        for volumes, images in ((y, part), (z, part_z)):
+            if volumes is not None and images is not None:
+                volumes[:, phase.out_start :: phase.out_step].copy_(_volumes(images, shape))
+    return y, z
 
 
 def _pictures(x: torch.Tensor) -> torch.Tensor:

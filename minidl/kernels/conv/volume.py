@@ -56,18 +56,40 @@ def forward(
 
 
 @replayed
+def transposed(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    volume: Volume,
+    bias: torch.Tensor | None = None,
+    act: Activation = None,
+    *,
+    scale: torch.Tensor | None = None,
+    preactivation: bool = False,
+    form: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return (y, z) of the transposed convolution of x [N, groups * M, OD, OH, OW]: y [N, groups * C, D, H, W].
+
+    volume and w [groups * M, C, Q, R, S] belong to the convolution from y to x, as in `conv.transposed`.
+    """
+    conv.check_arguments("conv_transpose3d", x, w, bias, scale)
+    sizes = x.shape[0], *(axis.size for axis in volume.axes), volume.groups * w.shape[1]
+    if 0 in sizes:
+        y = x.new_empty(sizes).movedim(-1, 1)
+        return y, torch.empty_like(y) if preactivation else None
+    plain = bias is None and scale is None and act is None and not preactivation
+    if volume.dense is not None and plain:
+        y = torch.zeros(sizes, dtype=x.dtype, device=x.device).movedim(-1, 1)
+        volume.read_by(y).copy_(transposed(x, w, volume.dense)[0])
+        return y, None
+    epilogue = {"bias": bias is not None, "scale": scale is not None, "act": act, "preactivation": preactivation}
+    x = conv.channels_last(x)
+    y, z = plan(problem_of(TRANSPOSED, x, w, volume, form, **epilogue)).run(x, w, bias, scale)
+    return y.movedim(-1, 1), None if z is None else z.movedim(-1, 1)
+
+
 def grad_input(dy: torch.Tensor, w: torch.Tensor, volume: Volume, *, form: str | None = None) -> torch.Tensor:
     """Return the gradient of the input, [N, groups * C, D, H, W], from dy [N, groups * M, OD, OH, OW]."""
-    conv.check_arguments("conv3d", dy, w, None)
-    sizes = dy.shape[0], *(axis.size for axis in volume.axes), volume.groups * w.shape[1]
-    if 0 in sizes:
-        return dy.new_empty(sizes).movedim(-1, 1)
-    if volume.dense is not None:
-        dx = torch.zeros(sizes, dtype=dy.dtype, device=dy.device).movedim(-1, 1)
-        volume.read_by(dx).copy_(grad_input(dy, w, volume.dense))
-        return dx
-    dy = conv.channels_last(dy)
-    return plan(problem_of(TRANSPOSED, dy, w, volume, form)).run(dy, w)[0].movedim(-1, 1)
+    return transposed(dy, w, volume, form=form)[0]
 
 
 @replayed

@@ -14,22 +14,30 @@ Results do not depend on scheduling: in a gradient, each pixel adds its windows 
 each window writes its pixels. Read `geometry` and `problem` first, then `kernels`.
 """
 
+from typing import Any
+
 import torch
 
 from minidl.kernels import check
 from minidl.kernels.check import Pair
-from minidl.kernels.pool.geometry import Windows, adaptive_windows, windows
+from minidl.kernels.pool.geometry import (
+    Windows,
+    adaptive_volume_windows,
+    adaptive_windows,
+    volume_windows,
+    windows,
+)
 from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad
 
 __all__ = [
-    "Pair", "Windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked", "max_pool2d", "max_pool2d_grad",
-    "windows",
+    "Pair", "Windows", "adaptive_volume_windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked",
+    "max_pool2d", "max_pool2d_grad", "volume_windows", "windows",
 ]  # fmt: skip
 
 
-def checked(op: str, x: torch.Tensor) -> tuple[int, int]:
-    """Return (H, W) of an image tensor. Raises TypeError unless floating, ValueError unless it is [N, C, H, W]."""
+def checked(op: str, x: torch.Tensor, shape: str = "N, C, H, W") -> Any:
+    """Return (H, W) of an image tensor. Raises TypeError unless floating, ValueError unless it has the named shape."""
     check.floating(op, x=x)
-    if x.dim() != 4:
-        raise ValueError(f"{op}: input has shape {list(x.shape)}, expected [N, C, H, W]; add dimensions with unsqueeze")
-    return x.shape[2], x.shape[3]
+    if x.dim() != len(shape.split(", ")):
+        raise ValueError(f"{op}: input has shape {list(x.shape)}, expected [{shape}]; add dimensions with unsqueeze")
+    return tuple(x.shape[2:])

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from minidl.kernels.check import Pair, pair
+from minidl.kernels.check import Pair, numbers, pair
 from minidl.runtime import launch
 
 
@@ -86,8 +86,9 @@ def windows(
     ceil_mode: bool = False,
     divisor: int | None = None,
     padded: bool = True,
+    names: tuple[str, str] = ("height", "width"),
 ) -> Windows:
-    """Return the windows for torch's arguments. stride None means kernel_size.
+    """Return the windows for torch's arguments. stride None means kernel_size; errors tell of the axes by `names`.
 
     With ceil_mode the last window may reach beyond the padding if it starts before the padding after the image.
     Raises ValueError if padding is above half of the kernel, or a window does not fit.
@@ -98,7 +99,7 @@ def windows(
     if divisor == 0:
         raise ValueError(f"{op}: divisor_override is 0, expected another number, or None for the size of the window")
     output, steps = [], []
-    for axis, name in enumerate(("height", "width")):
+    for axis, name in enumerate(names):
         reach = (kernel[axis] - 1) * dil[axis] + 1
         if pad[axis] > kernel[axis] // 2:
             raise ValueError(
@@ -133,6 +134,40 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
         raise ValueError(f"{op}: the image is {size[0]} x {size[1]}, expected a height and width of 1 or more")
     kernel = largest_window(size[0], output[0]), largest_window(size[1], output[1])
     return Windows(size, output, kernel, adaptive=True)
+
+
+def volume_windows(
+    op: str, size: tuple[int, int, int], kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair,
+    ceil_mode: bool, divisor: int | None = None, padded: bool = True,
+) -> tuple[Windows, Windows]:  # fmt: skip
+    """Return the windows of slices [H, W], and along the depth of images [D, OH * OW]; arguments as of `windows`."""
+    kernel = numbers(op, "kernel_size", kernel_size, 1, 3)
+    default = stride is None or (isinstance(stride, tuple) and not stride)
+    settings = {
+        "kernel_size": kernel,
+        "stride": kernel if default else numbers(op, "stride", stride, 1, 3),  # type: ignore[arg-type]
+        "padding": numbers(op, "padding", padding, 0, 3),
+        "dilation": numbers(op, "dilation", dilation, 1, 3),
+    }
+    in_slice: Any = {name: values[1:] for name, values in settings.items()}
+    in_depth: Any = {name: (values[0], int(name != "padding")) for name, values in settings.items()}
+    plane = windows(op, size[1:], **in_slice, ceil_mode=ceil_mode, divisor=divisor, padded=padded)
+    in_depth |= {"divisor": None if divisor is None else 1, "names": ("depth", "width")}
+    image = size[0], plane.output[0] * plane.output[1]
+    return plane, windows(op, image, **in_depth, ceil_mode=ceil_mode, padded=padded)
+
+
+def adaptive_volume_windows(op: str, size: tuple[int, int, int], output_size: Any) -> tuple[Windows, Windows]:
+    """Return adaptive windows of slices and along the depth, as `volume_windows`; None means the volume's size."""
+    sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size,) * 3
+    if len(sizes) == 3:
+        sizes = tuple(extent if value is None else value for value, extent in zip(sizes, size, strict=True))
+    depth, *plane = numbers(op, "output_size", sizes, 0, 3)
+    if 0 in size:
+        raise ValueError(f"{op}: the volume is {' x '.join(map(str, size))}, expected sizes of 1 or more")
+    pixels = plane[0] * plane[1]
+    along = Windows((size[0], pixels), (depth, pixels), (largest_window(size[0], depth), 1), adaptive=True)
+    return adaptive_windows(op, size[1:], (plane[0], plane[1])), along
 
 
 @functools.lru_cache(maxsize=1024)

@@ -221,50 +221,59 @@ def last(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
-def _plan(like: torch.Tensor, at: Windows, mean: bool, back: bool) -> tuple[launch.Prepared, torch.Tensor]:
-    """Return the launch for tensors [N, C, ...], and memory [N, ..., C] for its result."""
+def _plan(
+    like: torch.Tensor, at: Windows, dtype: torch.dtype | None, mean: bool, back: bool
+) -> tuple[launch.Prepared, torch.Tensor]:
+    """Return the launch for tensors [N, C, ...], and memory [N, ..., C] for its result in dtype (None: that of
+    `like`)."""
     N, C = like.shape[:2]
-    result = torch.empty(N, *(at.size if back else at.output), C, dtype=like.dtype, device=like.device)
+    result = torch.empty(N, *(at.size if back else at.output), C, dtype=dtype or like.dtype, device=like.device)
     return plan(Problem(at, N, C, like.dtype, mean, back, launch.target())), result
 
 
 @replayed
-def max_pool2d(x: torch.Tensor, at: Windows, keep: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def max_pool2d(
+    x: torch.Tensor, at: Windows, keep: bool = False, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (y, the tap of each maximum in its window); the taps are for the gradient, None unless `keep`.
+
+    `dtype` is the result's, here and below: one of several passes leaves the rounding to the last (None: x's).
 
     x [N, C, H, W]; y [N, C, OH, OW]; taps have y's shape, int8, or int32 for windows of over 127 taps.
     """
-    prepared, y = _plan(x, at, mean=False, back=False)
-    dtype = torch.int8 if at.kernel[0] * at.kernel[1] <= 127 else torch.int32
-    taps = torch.empty_like(y, dtype=dtype) if keep else None
+    prepared, y = _plan(x, at, dtype, mean=False, back=False)
+    dtype_of_taps = torch.int8 if at.kernel[0] * at.kernel[1] <= 127 else torch.int32
+    taps = torch.empty_like(y, dtype=dtype_of_taps) if keep else None
     prepared.run(last(x), y, taps)
     return y.permute(0, 3, 1, 2), None if taps is None else taps.permute(0, 3, 1, 2)
 
 
 @replayed
-def max_pool2d_grad(dy: torch.Tensor, taps: torch.Tensor, at: Windows) -> torch.Tensor:
+def max_pool2d_grad(
+    dy: torch.Tensor, taps: torch.Tensor, at: Windows, dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy and the taps of the maxima, both [N, C, OH, OW]."""
-    prepared, dx = _plan(dy, at, mean=False, back=True)
+    prepared, dx = _plan(dy, at, dtype, mean=False, back=True)
     prepared.run(last(dy), last(taps), dx)
     return dx.permute(0, 3, 1, 2)
 
 
 @replayed
-def avg_pool2d(x: torch.Tensor, at: Windows) -> torch.Tensor:
+def avg_pool2d(x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return the means of windows, also adaptive: x [N, C, H, W] -> [N, C, OH, OW].
 
     A single adaptive window is a reduction, which splits the image over several programs.
     """
-    if at.adaptive and at.output == (1, 1):
+    if at.adaptive and at.output == (1, 1) and dtype in (None, x.dtype):
         return reduce.mean(last(x), (1, 2), keepdim=True).permute(0, 3, 1, 2)
-    prepared, y = _plan(x, at, mean=True, back=False)
+    prepared, y = _plan(x, at, dtype, mean=True, back=False)
     prepared.run(last(x), y)
     return y.permute(0, 3, 1, 2)
 
 
 @replayed
-def avg_pool2d_grad(dy: torch.Tensor, at: Windows) -> torch.Tensor:
+def avg_pool2d_grad(dy: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy [N, C, OH, OW]."""
-    prepared, dx = _plan(dy, at, mean=True, back=True)
+    prepared, dx = _plan(dy, at, dtype, mean=True, back=True)
     prepared.run(last(dy), None, dx)
     return dx.permute(0, 3, 1, 2)

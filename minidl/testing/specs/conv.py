@@ -257,4 +257,30 @@ CONV3D = Convolution(ops.conv3d, F.conv3d).spec(
     ),
 )
 
-SPECS = [CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D]
+CONV_TRANSPOSE3D = Convolution(ops.conv_transpose3d, F.conv_transpose3d, transposed=True).spec(
+    inputs=partial(draw_transposed, 3),
+    families=("conv_fill",),
+    examples={
+        "upsampling": tensors((2, 16, 3, 4, 2), (16, 8, 4, 4, 4), (8,), extra=(2, 1, 0, 1, 1, "relu")),
+        "stride, padding and dilation": tensors(
+            (2, 5, 3, 4, 2), (5, 7, 3, 2, 3), (7,), extra=((2, 1, 3), (2, 0, 1), (1, 0, 1), 1, (1, 2, 2), "silu")
+        ),
+        "groups": tensors((2, 6, 3, 2, 4), (6, 5, 3, 3, 3), (10,), extra=(1, 1, 0, 2, 1, "gelu")),
+        "depthwise": tensors((1, 8, 3, 4, 3), (8, 1, 3, 3, 3), (8,), extra=(2, 1, 1, 8, 1, "gelu")),
+        "slices": tensors((2, 6, 3, 4, 3), (6, 8, 1, 3, 3), (8,), extra=(1, (0, 1, 1), 0, 1, 1, "gelu")),
+        "depth": tensors((2, 6, 4, 3, 3), (6, 8, 3, 1, 1), (8,), extra=((2, 1, 1), (1, 0, 0), 0, 1, 1, "silu")),
+        "one voxel of several": tensors((2, 6, 3, 2, 3), (6, 8, 1, 1, 1), (8,), extra=((2, 1, 3), 0, (1, 0, 2))),
+        "a margin at the end": tensors((2, 6, 3, 2, 3), (6, 8, 1, 1, 1), extra=(None, 2, 0, 4, 1, 5)),
+    },
+    bad=(
+        refuses(ValueError, r"input has shape .* expected \[N, C, D, H, W\]", (2, 3, 4), (3, 4, 1, 1, 1)),
+        refuses(ValueError, "conv_transpose3d: input has 3 channels, weight", (2, 3, 4, 4, 4), (2, 3, 1, 1, 1)),
+        refuses(
+            ValueError, "output_padding is 2, expected less", (2, 3, 4, 4, 4), (3, 2, 3, 3, 3), extra=(None, 2, 0, 2)
+        ),
+        refuses(ValueError, "the result would have a depth of 0", (2, 4, 4, 4, 4), (4, 3, 3, 3, 3), extra=(None, 1, 3)),
+        refuses(ValueError, r"bias has shape \[3\], expected \[4\]", (2, 3, 4, 4, 4), (3, 4, 1, 1, 1), (3,)),
+    ),
+)
+
+SPECS = [CONV1D, CONV2D, CONV3D, CONV_TRANSPOSE1D, CONV_TRANSPOSE2D, CONV_TRANSPOSE3D]

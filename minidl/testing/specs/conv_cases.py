@@ -39,16 +39,18 @@ def draw_conv(axes: int, make: Make) -> Case:
 
 
 def draw_transposed(axes: int, make: Make) -> Case:
-    """Draw a case of `conv_transpose1d` or `conv_transpose2d`."""
+    """Draw a case of `conv_transpose1d`, `conv_transpose2d` or `conv_transpose3d`."""
 
     def each(least: int, most: int) -> tuple[int, ...]:
         return tuple(make.integer(least, most) for _ in range(axes))
 
     groups = make.choice([1, 1, 1, 2, 3])
     N, C, M = make.choice([2, 1, 3, 0]), make.choice([1, 3, 2, 13, 16, 32]), make.choice([2, 1, 3, 5, 12, 16])
-    kernel, stride, dilation = each(1, 5), each(1, 3), each(1, 2)
+    kernel, stride, dilation = each(1, 5 if axes < 3 else 3), each(1, 3), each(1, 2)
     ends = tuple(make.integer(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True))
     size = (make.choice([1, 2, 5, 9]), make.choice([1, 3, 4, 10]))[:axes]
+    if axes == 3:
+        size = each(1, 3)
     padding = []
     for i in range(axes):
         full = (size[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + ends[i]

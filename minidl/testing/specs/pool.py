@@ -1,4 +1,4 @@
-"""Specs of pooling.
+"""Specs of pooling of images.
 
 A maximum is a value of x, and its gradient a sum of values of dy in the order of the windows. A mean is a sum
 of at most K values times one over its divisor: K - 1 additions, a division (2 units in the last place where compiled,
@@ -10,7 +10,6 @@ its value for |x| and its gradient for |dy| where it is a mean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +24,14 @@ from minidl.testing.specs.elementwise import no_error, where_finite
 from minidl.testing.specs.make import Make
 
 Reference = Callable[..., torch.Tensor]
+Steps = tuple[pool.Windows, ...]  # the windows of an image; of a volume those of slices, and along the depth
 
 
 def _image(make: Make, height: int, width: int) -> torch.Tensor:
     return make.tensor(make.size(0, 5), make.size(1, 17), height, width)
 
 
-def _axis(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int, int]:
+def axis_of(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int, int]:
     """Return (size, kernel, padding, dilation) of an axis that is large enough for a window."""
     kernel, dilation = make.integer(1, 4), make.choice(dilations)
     padding = make.integer(0, kernel // 2)
@@ -47,14 +47,14 @@ def _max_pool2d(x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
 
 
 def _max_inputs(make: Make) -> Case:
-    (H, R, pad_h, dil_h), (W, S, pad_w, dil_w) = _axis(make, (1, 1, 2)), _axis(make, (1, 1, 3))
+    (H, R, pad_h, dil_h), (W, S, pad_w, dil_w) = axis_of(make, (1, 1, 2)), axis_of(make, (1, 1, 3))
     stride = make.choice([None, 1, 2, 3, (1, 2), (3, 1)])
     x = distinct(_image(make, H, W))
     return Case((x, (R, S), stride, (pad_h, pad_w), (dil_h, dil_w), bool(make.integer(0, 1))))
 
 
 def _avg_inputs(make: Make) -> Case:
-    (H, R, pad_h, _), (W, S, pad_w, _) = _axis(make), _axis(make)
+    (H, R, pad_h, _), (W, S, pad_w, _) = axis_of(make), axis_of(make)
     stride = make.choice([None, 1, 2, 3, (1, 2), (3, 1)])
     ceil, include = bool(make.integer(0, 1)), bool(make.integer(0, 1))
     divisor = make.choice([None, None, 3, -7])
@@ -83,13 +83,23 @@ def _of_sizes(case: Case, dy: torch.Tensor, reference: Reference) -> torch.Tenso
     return torch.autograd.grad(y, x, dy.abs())[0]
 
 
-def _max_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    x, *rest = case.arguments(ops.max_pool2d)
-    near = pool.windows("max_pool2d", x.shape[2:], *rest[:5]).near
-    return (_linear(grads[0], _of_sizes(case, dy, _max_pool2d), near[0] * near[1] - 1, dtype),)
+def _near(windows: Steps) -> int:
+    """Return the most windows around a pixel, of all steps."""
+    return sum(at.near[0] * at.near[1] for at in windows)
 
 
-def _mean(name: str, windows: Callable[..., pool.Windows], **fields: Any) -> OpSpec:
+def maximum(name: str, reference: Reference, windows: Callable[..., tuple[pool.Windows, ...]], **fields: Any) -> OpSpec:
+    """Return the spec of a maximum, whose windows follow from its arguments as those of `mean`."""
+
+    def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+        x, *rest = case.arguments(getattr(ops, name))
+        at = windows(x.shape[2:], *rest[:-1])
+        return (_linear(grads[0], _of_sizes(case, dy, reference), _near(at) - len(at), dtype),)
+
+    return _spec(name, reference=reference, bound=no_error, grad_bound=grad_bound, exact=True, **fields)
+
+
+def mean(name: str, windows: Callable[..., Steps], **fields: Any) -> OpSpec:
     """Return the spec of a mean, whose windows follow from its arguments after the size of the image."""
     op, reference = getattr(ops, name), getattr(F, name)
 
@@ -97,16 +107,19 @@ def _mean(name: str, windows: Callable[..., pool.Windows], **fields: Any) -> OpS
         x, *rest = case.arguments(op)
         at = windows(x.shape[2:], *rest)
         total = reference(x.abs(), *case.args[1:], **case.kwargs).abs()
-        taps = at.kernel[0] * at.kernel[1]
-        chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype) if at.output == (1, 1) else taps
-        bound = _linear(result, total, max(chain, 1) + 4, dtype)
+        taps, chain = 1, 0
+        for each in at:
+            taps, chain = taps * each.kernel[0] * each.kernel[1], chain + each.kernel[0] * each.kernel[1]
+        if all(each.output == (1, 1) for each in at) and (len(at) == 1 or at[0].adaptive):
+            chain = reduce.depth(max(x.shape[0] * x.shape[1], 1), taps, dtype)
+        bound = _linear(result, total, max(chain, 1) + 4 * len(at), dtype)
         # The sum itself, so much more than the mean of absolute values, must not overflow.
         return where_finite(result, bounds.or_infinite(bound, total * taps, dtype))
 
     def grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
         x, *rest = case.arguments(op)
-        near = windows(x.shape[2:], *rest).near
-        return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), near[0] * near[1] + 5, dtype),)
+        at = windows(x.shape[2:], *rest)
+        return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), _near(at) + 5 * len(at), dtype),)
 
     return _spec(name, reference=reference, bound=bound, grad_bound=grad_bound, **fields)
 
@@ -126,25 +139,33 @@ _WINDOWS = (
 )
 
 
-def _adaptive_max_inputs(make: Make) -> Case:
-    x, output = _adaptive_inputs(make).args
-    return Case((distinct(x), output))
+def _one(windows: Callable[..., pool.Windows], *fixed: Any) -> Callable[..., Steps]:
+    return lambda *args: (windows(*fixed, *args),)
 
 
-def _adaptive_max_grad(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    at = pool.adaptive_windows(
-        "adaptive_max_pool2d", case.args[0].shape[2:], case.arguments(ops.adaptive_max_pool2d)[1]
-    )
-    return (_linear(grads[0], _of_sizes(case, dy, F.adaptive_max_pool2d), at.near[0] * at.near[1] - 1, dtype),)
+def avg_windows(windows: Any, name: str) -> Callable[..., Any]:
+    """Return the function of the size of an image and the arguments of a mean that returns its windows."""
+
+    def of(size: Any, kernel: Any, stride: Any, padding: Any, ceil: bool, padded: bool, divisor: Any) -> Any:
+        return windows(name, size, kernel, stride, padding, 1, ceil, divisor, padded)
+
+    return of
+
+
+def with_distinct(inputs: Callable[[Make], Case]) -> Callable[[Make], Case]:
+    def draw(make: Make) -> Case:
+        x, output = inputs(make).args
+        return Case((distinct(x), output))
+
+    return draw
 
 
 SPECS = [
-    _spec(
+    maximum(
         "max_pool2d",
-        reference=_max_pool2d,
+        _max_pool2d,
+        _one(pool.windows, "max_pool2d"),
         inputs=_max_inputs,
-        bound=no_error,
-        grad_bound=_max_grad,
         examples={
             "2x2": tensors((3, 33, 8, 10), kernel_size=2),
             "overlapping": tensors((2, 5, 15, 13), kernel_size=3, stride=2, padding=1),
@@ -157,13 +178,10 @@ SPECS = [
             *_WINDOWS,
             refuses(ValueError, "dilation is 0, expected a whole number from 1", _ONE, kernel_size=2, dilation=0),
         ),
-        exact=True,
     ),
-    _mean(
+    mean(
         "avg_pool2d",
-        lambda size, kernel, stride, padding, ceil, padded, divisor: pool.windows(
-            "avg_pool2d", size, kernel, stride, padding, 1, ceil, divisor, padded
-        ),
+        _one(avg_windows(pool.windows, "avg_pool2d")),
         inputs=_avg_inputs,
         examples={
             "2x2": tensors((3, 33, 8, 10), kernel_size=2),
@@ -177,9 +195,9 @@ SPECS = [
             refuses(TypeError, "divisor_override is 1.5", _ONE, kernel_size=2, divisor_override=1.5),
         ),
     ),
-    _mean(
+    mean(
         "adaptive_avg_pool2d",
-        partial(pool.adaptive_windows, "adaptive_avg_pool2d"),
+        _one(pool.adaptive_windows, "adaptive_avg_pool2d"),
         inputs=_adaptive_inputs,
         examples={
             "shrinking": tensors((3, 33, 10, 7), output_size=(3, 4)),
@@ -197,12 +215,11 @@ SPECS = [
             refuses(TypeError, r"output_size is \(1, 2, 3\), expected", (1, 2, 4, 4), output_size=(1, 2, 3)),
         ),
     ),
-    _spec(
+    maximum(
         "adaptive_max_pool2d",
-        reference=F.adaptive_max_pool2d,
-        inputs=_adaptive_max_inputs,
-        bound=no_error,
-        grad_bound=_adaptive_max_grad,
+        F.adaptive_max_pool2d,
+        _one(pool.adaptive_windows, "adaptive_max_pool2d"),
+        inputs=with_distinct(_adaptive_inputs),
         examples={
             "quarters": tensors((2, 5, 8, 12), output_size=4),
             "global": tensors((5, 70, 7, 7), output_size=1),
@@ -213,6 +230,5 @@ SPECS = [
             _INTEGERS,
             refuses(ValueError, "output_size is -1, expected a whole number from 0", _ONE, output_size=-1),
         ),
-        exact=True,
     ),
 ]

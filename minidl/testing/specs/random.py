@@ -8,6 +8,8 @@ product by one each, sine and cosine on [-pi/4, pi/4] by four for their series a
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -77,8 +79,8 @@ def _dropout(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int
     return torch.where(survives, x / (1 - p), 0.0)
 
 
-def _dropout_channels(x: torch.Tensor, p: float, training: bool, inplace: bool, seed: int) -> torch.Tensor:
-    return x * _dropout(torch.ones_like(x[..., :1, :1]), p, training, inplace, seed)
+def _dropout_channels(axes: int, x: torch.Tensor, p: float, *how: Any) -> torch.Tensor:
+    return x * _dropout(x.new_ones(*x.shape[:-axes], *[1] * axes), p, *how)
 
 
 def _channels_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -86,8 +88,8 @@ def _channels_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Te
     return bounds.rounded(y, 2 * bounds.UNIT[dtype] * y.abs(), dtype)
 
 
-def _channels(make: Make) -> Case:
-    shape = [make.size(0, 7) for _ in range(make.integer(3, 4))]
+def _channels(axes: int, make: Make) -> Case:
+    shape = [make.size(0, 7) for _ in range(axes + make.integer(1, 2))]
     return Case((make.tensor(*shape), make.choice([0.5, 0.1]), make.choice([True, False]), False, _seed(make)))
 
 
@@ -180,16 +182,19 @@ SPECS: list[OpSpec] = [
             WANTS_FLOATING,
         ),
     ),
-    spec_factory()(
-        "dropout2d",
-        reference=_dropout_channels,
-        inputs=_channels,
-        bound=_channels_bound,
-        grad_bound=lambda case, dy, grads, dtype: (_channels_bound(case, grads[0], dtype),),
-        differentiable=(0,),
-        families=("dropout", "elementwise_tile"),
-        specials=False,  # an infinity times 0
-        examples={"half": tensors((3, 7, 5, 9), extra=(0.5, True, False, 1))},
-        bad=(refuses(ValueError, r"expected \[N, C, H, W\] or \[C, H, W\]", (3, 4)),),
+    *(
+        spec_factory()(
+            f"dropout{axes}d",
+            reference=partial(_dropout_channels, axes),
+            inputs=partial(_channels, axes),
+            bound=_channels_bound,
+            grad_bound=lambda case, dy, grads, dtype: (_channels_bound(case, grads[0], dtype),),
+            differentiable=(0,),
+            families=("dropout", "elementwise_tile"),
+            specials=False,  # an infinity times 0
+            examples={"half": tensors((3, 7, *(5, 9, 4)[:axes]), extra=(0.5, True, False, 1))},
+            bad=(refuses(ValueError, rf"expected \[N, C, {sizes}\] or \[C, {sizes}\]", (4,)),),
+        )
+        for axes, sizes in ((1, "L"), (2, "H, W"), (3, "D, H, W"))
     ),
 ]
