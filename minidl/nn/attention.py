@@ -9,6 +9,7 @@ import torch
 
 from minidl import ops
 from minidl.kernels import check
+from minidl.kernels.attention import added
 from minidl.nn import init
 from minidl.nn.layers import Device, Linear, _empty
 from minidl.nn.module import Module
@@ -173,4 +174,4 @@ def _numbers(mask: Tensor | torch.Tensor, dtype: torch.dtype) -> Tensor:
     mask = mask if isinstance(mask, Tensor) else Tensor(mask)
     if mask.dtype != torch.bool:
         return mask.to(dtype)
-    return Tensor(torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask.data, -torch.inf))
+    return Tensor(added(mask.data, dtype))

@@ -144,6 +144,25 @@ def test_what_is_not_finite_as_in_torch(bad):
         assert y[..., rows, :].isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_and_lengths_in_any_memory_order(dtype):
+    """A transposed mask of bools; lengths with a step, and one for all items: they are read by their strides."""
+    q, k, v, dy = (random(3, 2, 20, 8, seed=seed, dtype=dtype) for seed in range(4))
+    mask = (random(20, 20, seed=4) > -1).t()
+    steps = torch.tensor([20, 0, 7, 0, 13, 0], device=q.device)[::2]
+    for lengths in (steps, torch.tensor(11, device=q.device)):
+        seen = mask & (torch.arange(20, device=q.device) < lengths.expand(3).view(3, 1, 1, 1))
+        theirs = [x.clone().double().requires_grad_() for x in (q, k, v)]
+        y = expected(*theirs, seen)
+        y.backward(dy.double())
+        mine = [Tensor(x, requires_grad=True) for x in (q, k, v)]
+        result = ops.scaled_dot_product_attention(*mine, Tensor(mask), lengths=Tensor(lengths))
+        result.backward(Tensor(dy))
+        torch.testing.assert_close(result.data.double(), y, rtol=1e-4, atol=1e-4)
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a.grad.data.double(), b.grad.nan_to_num(), rtol=1e-4, atol=1e-4)
+
+
 def test_memory_order_is_kept():
     """Heads beside one another in a row, as a projection leaves them: the result needs no copy to join them."""
     q = random(2, 30, 3, 8).transpose(1, 2)

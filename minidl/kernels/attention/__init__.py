@@ -95,12 +95,11 @@ def attention(
     lengths [batch]: integers, the keys of each image; key: int64 [2] of `dropout_key` if options.p is above 0; first:
     the number of the first row of queries in a sharded batch.
     """
-    q, k, v = map(_rows_contiguous, (q, k, v))
+    q, k, v, mask, lengths = _readable(q, k, v, mask, lengths)
     y = _like(q, v.shape[-1])
     lse = torch.empty(q.shape[:3], dtype=launch.acc_torch(q.dtype), device=q.device) if with_lse else None
     if y.numel() == 0:
         return Saved(y, lse, key)
-    mask = _readable(mask, q.dtype)
     plan = plan_of("attention", _problem(q, k, v, options, first))
     strides = Forward(_row_strides(q), _row_strides(k), _row_strides(v), _mask_strides(mask), _row_strides(y))
     plan.run(attention_kernel, q, k, v, mask, lengths, key, y, lse, plan.sizes, strides)
@@ -112,7 +111,7 @@ def attention_grad(
     lengths: torch.Tensor | None, saved: Saved, options: Options, first: int = 0, with_mask: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Return the gradients of q, k, v and, with `with_mask`, of the mask [batch, HEADS, L, S], in their dtypes."""
-    q, k, v = map(_rows_contiguous, (q, k, v))
+    q, k, v, mask, lengths = _readable(q, k, v, mask, lengths)
     y, lse, key = saved
     dq, dk, dv = _like(q, q.shape[-1]), _like(k, k.shape[-1]), _like(v, v.shape[-1])
     dmask = None
@@ -137,7 +136,7 @@ def attention_grad(
     )
     problem = _problem(q, k, v, options, first)
     rows, keys = plan_of("attention_grad", problem), plan_of("keys", problem)
-    inputs = q, k, v, _readable(mask, q.dtype), lengths, key
+    inputs = q, k, v, mask, lengths, key
     rows.run(attention_grad_q_kernel, *inputs, y, dy, lse, delta, dq, dmask, rows.sizes, strides)
     keys.run(attention_grad_kv_kernel, *inputs, dy, lse, delta, dk, dv, keys.sizes, strides)
     return dq, dk, dv, dmask
@@ -187,11 +186,19 @@ def _block(size: int) -> int:
     return max(LEAST_BLOCK, triton.next_power_of_2(size))
 
 
-def _readable(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return the mask, or for float64 a bool mask as numbers: Triton 3.7 has no float64 products beside 8-bit loads."""
-    if mask is None or mask.dtype != torch.bool or dtype != torch.float64:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask.logical_not(), -math.inf)
+def added(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask that is added to scores: -inf where `hidden` is True, else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+
+
+def _readable(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the operands as the kernels read them."""
+    if mask is not None and mask.dtype == torch.bool and q.dtype == torch.float64:
+        mask = added(mask.logical_not(), q.dtype)  # Triton 3.7 has no float64 products beside 8-bit loads
+    q, k, v = map(_rows_contiguous, (q, k, v))
+    return q, k, v, mask, None if lengths is None else lengths.contiguous()
 
 
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
