@@ -60,11 +60,10 @@ def scaled_dot_product_attention(
     integers, ValueError for shapes that do not fit, options out of range, or a mask together with is_causal.
     """
     _check(query, key, value, attn_mask, dropout_p, is_causal, lengths)
-    left, right = (-1, -1) if window is None else check.integers(OP, "window", window)
-    if min(left, right) < -1:
+    limits = (-1, -1) if window is None else check.integers(OP, "window", window)
+    if len(limits) != 2 or min(limits) < -1:
         raise ValueError(f"{OP}: window is {window}, expected two numbers from 0, or -1 for no limit")
-    if is_causal:
-        right = 0
+    left, right = limits[0], 0 if is_causal else limits[1]
     H, E, V = _heads(query), query.shape[-1], value.shape[-1]
     groups = _heads(key)
     if groups != _heads(value) or (groups != H and not (enable_gqa and groups and H % groups == 0) and groups != 1):
@@ -78,7 +77,9 @@ def scaled_dot_product_attention(
     images = q.shape[0]
     if lengths is not None:
         lengths = reshape(expand(lengths, *batch), images)
-    options = kernels.Options(1 / math.sqrt(E) if scale is None and E else float(scale or 0.0), left, right, dropout_p)
+    if scale is None:
+        scale = 1 / math.sqrt(E) if E else 0.0
+    options = kernels.Options(float(scale), left, right, dropout_p)
     first, drop_key = 0, None
     if dropout_p > 0.0:
         seed, stream = random.key()

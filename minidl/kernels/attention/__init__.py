@@ -101,7 +101,7 @@ def attention(
     if y.numel() == 0:
         return Saved(y, lse, key)
     plan = plan_of("attention", _problem(q, k, v, options, first))
-    strides = Forward(_row_strides(q), _row_strides(k), _row_strides(v), _mask_strides(mask), _row_strides(y))
+    strides = Forward(*_input_strides(q, k, v, mask), _row_strides(y))
     plan.run(attention_kernel, q, k, v, mask, lengths, key, y, lse, plan.sizes, strides)
     return Saved(y, lse, key)
 
@@ -124,16 +124,7 @@ def attention_grad(
     if dy.stride() != y.stride():
         dy = torch.empty_like(y).copy_(dy)
     delta = torch.empty_like(lse)
-    strides = Backward(
-        _row_strides(q),
-        _row_strides(k),
-        _row_strides(v),
-        _mask_strides(mask),
-        _row_strides(y),
-        _row_strides(dq),
-        _row_strides(dk),
-        _row_strides(dv),
-    )
+    strides = Backward(*_input_strides(q, k, v, mask), *map(_row_strides, (y, dq, dk, dv)))
     problem = _problem(q, k, v, options, first)
     rows, keys = plan_of("attention_grad", problem), plan_of("keys", problem)
     inputs = q, k, v, mask, lengths, key
@@ -207,7 +198,7 @@ def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
 
 
 def _like(x: torch.Tensor, size: int) -> torch.Tensor:
-    """Return new memory [batch, heads, rows, size]; the heads of a row lie side by side if those of x do."""
+    """Return new memory [batch, heads, rows, size] in the order of x: heads before rows, or rows before heads."""
     batch, heads, rows, _ = x.shape
     if x.stride(1) < x.stride(2):
         return x.new_empty(batch, rows, heads, size).transpose(1, 2)
@@ -218,5 +209,8 @@ def _row_strides(x: torch.Tensor) -> RowStrides:
     return RowStrides(*x.stride()[:3])
 
 
-def _mask_strides(mask: torch.Tensor | None) -> MaskStrides:
-    return MaskStrides(0, 0, 0, 0) if mask is None else MaskStrides(*mask.stride())
+def _input_strides(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[RowStrides, RowStrides, RowStrides, MaskStrides]:
+    of_mask = MaskStrides(0, 0, 0, 0) if mask is None else MaskStrides(*mask.stride())
+    return _row_strides(q), _row_strides(k), _row_strides(v), of_mask

@@ -11,15 +11,18 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.attention.blocks import (
+    UNLIMITED,
+    at_head,
     drop,
     head_of,
     keys_of,
     keys_seen,
-    load_rows,
+    load_block,
     masked_scores,
     product,
     rows_seeing,
 )
+from minidl.kernels.bias_act import store_rows
 
 
 @triton.jit
@@ -36,8 +39,8 @@ def walk_keys(
     o_j = tl.arange(0, BLOCK_N)[None, :]
     b_q, b_dy, b_lse, b_delta = rows
     for n in tl.range(start, stop, BLOCK_N):
-        b_k = load_rows(p_k, n, stop, strides.k.row, tile.E, BLOCK_N, BLOCK_E, MASKED)  # [BLOCK_N, BLOCK_E]
-        b_v = load_rows(p_v, n, stop, strides.v.row, tile.V, BLOCK_N, BLOCK_V, MASKED)  # [BLOCK_N, BLOCK_V]
+        b_k = load_block(p_k, n, stop, strides.k.row, tile.E, BLOCK_N, BLOCK_E, MASKED)  # [BLOCK_N, BLOCK_E]
+        b_v = load_block(p_v, n, stop, strides.v.row, tile.V, BLOCK_N, BLOCK_V, MASKED)  # [BLOCK_N, BLOCK_V]
         b_qk = product(b_q, tl.trans(b_k), None, tile)
         b_s = masked_scores(b_qk, m, n, o_i, o_j, end, p_mask, strides.mask, sizes.L, tile, MASKED)
         b_p = tl.exp2(b_s - b_lse[:, None])
@@ -58,7 +61,7 @@ def attention_grad_q_kernel(
 ):  # fmt: skip
     """Write BLOCK_M rows of delta [batch, heads, L] and of dq, and with p_dmask [batch, heads, L, S] the rows of it.
 
-    dmask is 0 before. Other arguments as in `forward.attention_kernel`; dy and dq have y's and q's strides.
+    dmask is 0 before; dy has y's strides. Other arguments as in `forward.attention_kernel`.
     """
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_E: tl.constexpr = tile.BLOCK_E
@@ -68,15 +71,16 @@ def attention_grad_q_kernel(
     m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
     i_b, i_h, i_g = head_of(i_head, sizes)
     end = keys_of(p_lengths, i_b, sizes)
-    p_k += i_b * strides.k.b + i_g * strides.k.h
-    p_v += i_b * strides.v.b + i_g * strides.v.h
+    p_k = at_head(p_k, strides.k, i_b, i_g)
+    p_v = at_head(p_v, strides.v, i_b, i_g)
     if p_mask is not None:
-        p_mask += i_b * strides.mask.b + i_h * strides.mask.h
-    p_q += i_b * strides.q.b + i_h * strides.q.h
-    o_y = i_b * strides.y.b + i_h * strides.y.h
-    b_q = load_rows(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
-    b_y = load_rows(p_y + o_y, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
-    b_dy = load_rows(p_dy + o_y, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+        p_mask = at_head(p_mask, strides.mask, i_b, i_h)
+    p_q = at_head(p_q, strides.q, i_b, i_h)
+    p_y = at_head(p_y, strides.y, i_b, i_h)
+    p_dy = at_head(p_dy, strides.y, i_b, i_h)
+    b_q = load_block(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
+    b_y = load_block(p_y, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+    b_dy = load_block(p_dy, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
     b_delta = tl.sum(b_dy.to(tile.ACC) * b_y.to(tile.ACC), axis=1)
     o_m = m + tl.arange(0, BLOCK_M)
     m_m = o_m < sizes.L
@@ -85,24 +89,24 @@ def attention_grad_q_kernel(
     b_lse = tl.load(p_lse + o_lse, mask=m_m, other=float("inf"))
     b_dq = tl.zeros((BLOCK_M, BLOCK_E), dtype=tile.ACC)
     rows = b_q, b_dy, b_lse, b_delta
-    start, full, rest, stop = keys_seen(m, end, tile)
-    if tile.LEFT != -1:
+    start, full_start, full_stop, stop = keys_seen(m, end, tile)
+    if tile.LEFT != UNLIMITED:
         b_dq = walk_keys(
             b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, start,
-            tl.minimum(full, stop), sizes, strides, tile, True,
+            tl.minimum(full_start, stop), sizes, strides, tile, True,
         )  # fmt: skip
     b_dq = walk_keys(
-        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, full, rest, sizes, strides,
+        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, full_start, full_stop, sizes, strides,
         tile, False,
     )  # fmt: skip
     b_dq = walk_keys(
-        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, rest, stop, sizes, strides,
+        b_dq, rows, p_k, p_v, p_mask, p_key, p_dmask, i_head, m, end, full_stop, stop, sizes, strides,
         tile, True,
     )  # fmt: skip
     b_dq *= tl.full((), tile.SCALE, tile.ACC)
     o_e = tl.arange(0, BLOCK_E)
-    p_dq += i_b * strides.dq.b + i_h * strides.dq.h + o_m.to(tl.int64)[:, None] * strides.dq.row + o_e[None, :]
-    tl.store(p_dq, b_dq.to(p_dq.dtype.element_ty), mask=m_m[:, None] & (o_e < tile.E)[None, :])
+    p_dq = at_head(p_dq, strides.dq, i_b, i_h)
+    store_rows(p_dq, o_m.to(tl.int64), o_e, strides.dq.row, b_dq, m_m[:, None] & (o_e < tile.E)[None, :])
 
 
 @triton.jit
@@ -124,8 +128,8 @@ def walk_rows(
     b_k, b_v = keys
     p_q, p_dy, p_lse, p_delta = rows
     for m in tl.range(start, stop, BLOCK_M):
-        b_q = load_rows(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
-        b_dy = load_rows(p_dy, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
+        b_q = load_block(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
+        b_dy = load_block(p_dy, m, sizes.L, strides.y.row, tile.V, BLOCK_M, BLOCK_V, True)
         o_m = m + tl.arange(0, BLOCK_M)
         o_lse = i_head.to(tl.int64) * sizes.L + o_m
         b_lse = tl.load(p_lse + o_lse, mask=o_m < sizes.L, other=float("inf"))
@@ -157,35 +161,31 @@ def attention_grad_kv_kernel(
     first_head = tl.program_id(0) // tiles * sizes.GROUP
     i_b, _, i_g = head_of(first_head, sizes)
     end = keys_of(p_lengths, i_b, sizes)
-    p_k += i_b * strides.k.b + i_g * strides.k.h
-    p_v += i_b * strides.v.b + i_g * strides.v.h
-    b_k = load_rows(p_k, n, end, strides.k.row, tile.E, BLOCK_N, BLOCK_E, True)
-    b_v = load_rows(p_v, n, end, strides.v.row, tile.V, BLOCK_N, BLOCK_V, True)
+    p_k = at_head(p_k, strides.k, i_b, i_g)
+    p_v = at_head(p_v, strides.v, i_b, i_g)
+    b_k = load_block(p_k, n, end, strides.k.row, tile.E, BLOCK_N, BLOCK_E, True)
+    b_v = load_block(p_v, n, end, strides.v.row, tile.V, BLOCK_N, BLOCK_V, True)
     b_dk = tl.zeros((BLOCK_N, BLOCK_E), dtype=tile.ACC)
     b_dv = tl.zeros((BLOCK_N, BLOCK_V), dtype=tile.ACC)
     state = b_dk, b_dv
     keys = b_k, b_v
-    start, full, rest, stop = rows_seeing(n, end, sizes.L, tile)
+    start, full_start, full_stop, stop = rows_seeing(n, end, sizes.L, tile)
     for i_head in range(first_head, first_head + sizes.GROUP):
         i_h = (i_head % sizes.HEADS).to(tl.int64)
-        p_mask_h = None
-        if p_mask is not None:
-            p_mask_h = p_mask + i_b * strides.mask.b + i_h * strides.mask.h
-        p_q_h = p_q + i_b * strides.q.b + i_h * strides.q.h
-        p_dy_h = p_dy + i_b * strides.y.b + i_h * strides.y.h
-        rows = p_q_h, p_dy_h, p_lse, p_delta
-        if tile.RIGHT != -1:
+        p_mask_h = at_head(p_mask, strides.mask, i_b, i_h)
+        rows = at_head(p_q, strides.q, i_b, i_h), at_head(p_dy, strides.y, i_b, i_h), p_lse, p_delta
+        if tile.RIGHT != UNLIMITED:
             state = walk_rows(
                 state, keys, rows, p_mask_h, p_key, i_head, n, end, start,
-                tl.minimum(full, stop), sizes, strides, tile, True,
+                tl.minimum(full_start, stop), sizes, strides, tile, True,
             )  # fmt: skip
         state = walk_rows(
-            state, keys, rows, p_mask_h, p_key, i_head, n, end, full, rest, sizes,
+            state, keys, rows, p_mask_h, p_key, i_head, n, end, full_start, full_stop, sizes,
             strides, tile, False,
         )  # fmt: skip
-        if tile.LEFT != -1:
+        if tile.LEFT != UNLIMITED:
             state = walk_rows(
-                state, keys, rows, p_mask_h, p_key, i_head, n, end, rest, stop,
+                state, keys, rows, p_mask_h, p_key, i_head, n, end, full_stop, stop,
                 sizes, strides, tile, True,
             )  # fmt: skip
     b_dk, b_dv = state
@@ -195,8 +195,8 @@ def attention_grad_kv_kernel(
     m_seen = (o_n < end)[:, None]
     o_e = tl.arange(0, BLOCK_E)
     o_v = tl.arange(0, BLOCK_V)
-    o_row = o_n.to(tl.int64)[:, None]
-    p_dk += i_b * strides.dk.b + i_g * strides.dk.h + o_row * strides.dk.row + o_e[None, :]
-    p_dv += i_b * strides.dv.b + i_g * strides.dv.h + o_row * strides.dv.row + o_v[None, :]
-    tl.store(p_dk, tl.where(m_seen, b_dk, 0.0).to(p_dk.dtype.element_ty), mask=m_n & (o_e < tile.E)[None, :])
-    tl.store(p_dv, tl.where(m_seen, b_dv, 0.0).to(p_dv.dtype.element_ty), mask=m_n & (o_v < tile.V)[None, :])
+    p_dk = at_head(p_dk, strides.dk, i_b, i_g)
+    p_dv = at_head(p_dv, strides.dv, i_b, i_g)
+    o_n = o_n.to(tl.int64)
+    store_rows(p_dk, o_n, o_e, strides.dk.row, tl.where(m_seen, b_dk, 0.0), m_n & (o_e < tile.E)[None, :])
+    store_rows(p_dv, o_n, o_v, strides.dv.row, tl.where(m_seen, b_dv, 0.0), m_n & (o_v < tile.V)[None, :])

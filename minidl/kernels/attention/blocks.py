@@ -7,7 +7,7 @@
 queries     |    |////|    |
             +----+----+----+         j < length,    i - LEFT <= j <= i + RIGHT,    mask_ij is not False.
             |    |    |    |
-            +----+----+----+     A block [BLOCK_M, BLOCK_N] that all rows see full needs no comparison.
+            +----+----+----+     A block [BLOCK_M, BLOCK_N] that all rows see full_start needs no comparison.
 """
 
 from typing import Any, NamedTuple
@@ -93,7 +93,18 @@ def head_of(i_head, sizes):
 
 
 @triton.jit
-def load_rows(p, first, end, s_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr):
+def at_head(p, strides, i_b, i_h):
+    """Return the pointer to a head of a tensor; None for None."""
+    if p is None:
+        return None
+    else:
+        return p + (i_b * strides.b + i_h * strides.h)
+
+
+@triton.jit
+def load_block(
+    p, first, end, s_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr
+):
     """Return rows [BLOCK, WIDTH] from `first` on; rows from `end` on and columns from SIZE on are 0."""
     o_row = tl.arange(0, BLOCK)
     o_column = tl.arange(0, WIDTH)
@@ -119,42 +130,45 @@ def keys_of(p_lengths, i_b, sizes):
 
 @triton.jit
 def keys_seen(m, end, tile: tl.constexpr):
-    """Return (start, full, rest, stop): rows from m on see keys from start to stop; all see those of the blocks from
-    `full` to `rest`. Each but stop is a multiple of BLOCK_N."""
+    """Return (start, full_start, full_stop, stop), keys that count from 0.
+
+    The rows of the block at m see keys from start to stop; every one of these rows sees all keys from full_start to
+    full_stop. Each but stop is a multiple of BLOCK_N.
+    """
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     start = tl.full((), 0, tl.int32)
-    full = start
+    full_start = start
     stop = end
-    rest = end
+    full_stop = end
     if tile.LEFT != UNLIMITED:
         start = tl.maximum(m - tile.LEFT, 0) // BLOCK_N * BLOCK_N
-        full = tl.cdiv(tl.maximum(m + BLOCK_M - 1 - tile.LEFT, 0), BLOCK_N) * BLOCK_N
+        full_start = tl.cdiv(tl.maximum(m + BLOCK_M - 1 - tile.LEFT, 0), BLOCK_N) * BLOCK_N
     if tile.RIGHT != UNLIMITED:
         stop = tl.minimum(end, m + BLOCK_M + tile.RIGHT)
-        rest = tl.minimum(end, m + tile.RIGHT + 1)
-    return start, full, tl.maximum(rest // BLOCK_N * BLOCK_N, full), stop
+        full_stop = tl.minimum(end, m + tile.RIGHT + 1)
+    return start, full_start, tl.maximum(full_stop // BLOCK_N * BLOCK_N, full_start), stop
 
 
 @triton.jit
 def rows_seeing(n, end, L, tile: tl.constexpr):
-    """Return (start, full, rest, stop) of the rows that see keys from n on, as `keys_seen`; multiples of BLOCK_M.
+    """Return (start, full_start, full_stop, stop) of the rows that see the block of keys at n, as `keys_seen`.
 
     Keys from `end` on are not compared: what a block adds to their gradients is not stored.
     """
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     start = tl.full((), 0, tl.int32)
-    full = start
+    full_start = start
     stop = tl.where(n < end, L, 0)
-    rest = stop
+    full_stop = stop
     if tile.RIGHT != UNLIMITED:
         start = tl.maximum(n - tile.RIGHT, 0) // BLOCK_M * BLOCK_M
-        full = tl.cdiv(tl.maximum(n + BLOCK_N - 1 - tile.RIGHT, 0), BLOCK_M) * BLOCK_M
+        full_start = tl.cdiv(tl.maximum(n + BLOCK_N - 1 - tile.RIGHT, 0), BLOCK_M) * BLOCK_M
     if tile.LEFT != UNLIMITED:
         stop = tl.minimum(stop, n + BLOCK_N + tile.LEFT)
-        rest = tl.maximum(tl.minimum(stop, n + tile.LEFT + 1) // BLOCK_M * BLOCK_M, full)
-    return start, full, rest, stop
+        full_stop = tl.maximum(tl.minimum(stop, n + tile.LEFT + 1) // BLOCK_M * BLOCK_M, full_start)
+    return start, full_start, full_stop, stop
 
 
 @triton.jit
@@ -187,7 +201,7 @@ def masked_scores(b_qk, m, n, o_i, o_j, end, p_mask, strides, L, tile: tl.conste
 def drop(b_p, p_key, i_head, m, n, sizes, tile: tl.constexpr):
     """Return b_p [BLOCK_M, BLOCK_N] with 0 where the word of (head, row, key) is below DROP, and KEPT times others.
 
-    Rows have full groups of four words, so that a number depends on its position alone.
+    Rows have full_start groups of four words, so that a number depends on its position alone.
     """
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N

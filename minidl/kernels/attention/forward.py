@@ -8,14 +8,17 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.attention.blocks import (
+    UNLIMITED,
+    at_head,
     drop,
     head_of,
     keys_of,
     keys_seen,
-    load_rows,
+    load_block,
     masked_scores,
     product,
 )
+from minidl.kernels.bias_act import store_rows
 from minidl.kernels.softmax.rows import row_max, shift
 
 
@@ -33,7 +36,7 @@ def attend(
     o_j = tl.arange(0, BLOCK_N)[None, :]
     b_acc, b_max, b_sum = state
     for n in tl.range(start, stop, BLOCK_N):
-        b_k = load_rows(p_k, n, stop, strides.k.row, tile.E, BLOCK_N, BLOCK_E, MASKED)  # [BLOCK_N, BLOCK_E]
+        b_k = load_block(p_k, n, stop, strides.k.row, tile.E, BLOCK_N, BLOCK_E, MASKED)  # [BLOCK_N, BLOCK_E]
         b_qk = product(b_q, tl.trans(b_k), None, tile)
         b_s = masked_scores(b_qk, m, n, o_i, o_j, end, p_mask, strides.mask, sizes.L, tile, MASKED)
         b_new = tl.maximum(b_max, row_max(b_s))
@@ -43,7 +46,7 @@ def attend(
         b_sum = b_sum * b_scale + tl.sum(b_p, axis=1)
         b_max = b_new
         b_p = drop(b_p, p_key, i_head, m, n, sizes, tile)
-        b_v = load_rows(p_v, n, stop, strides.v.row, tile.V, BLOCK_N, BLOCK_V, MASKED)  # [BLOCK_N, BLOCK_V]
+        b_v = load_block(p_v, n, stop, strides.v.row, tile.V, BLOCK_N, BLOCK_V, MASKED)  # [BLOCK_N, BLOCK_V]
         b_acc = product(b_p.to(b_v.dtype), b_v, b_acc * b_scale[:, None], tile)
     return b_acc, b_max, b_sum
 
@@ -65,27 +68,27 @@ def attention_kernel(
     m = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
     i_b, i_h, i_g = head_of(i_head, sizes)
     end = keys_of(p_lengths, i_b, sizes)
-    p_k += i_b * strides.k.b + i_g * strides.k.h
-    p_v += i_b * strides.v.b + i_g * strides.v.h
+    p_k = at_head(p_k, strides.k, i_b, i_g)
+    p_v = at_head(p_v, strides.v, i_b, i_g)
     if p_mask is not None:
-        p_mask += i_b * strides.mask.b + i_h * strides.mask.h
-    p_q += i_b * strides.q.b + i_h * strides.q.h
-    b_q = load_rows(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
+        p_mask = at_head(p_mask, strides.mask, i_b, i_h)
+    p_q = at_head(p_q, strides.q, i_b, i_h)
+    b_q = load_block(p_q, m, sizes.L, strides.q.row, tile.E, BLOCK_M, BLOCK_E, True)
     b_acc = tl.zeros((BLOCK_M, BLOCK_V), dtype=tile.ACC)
     b_max = tl.full((BLOCK_M,), float("-inf"), tile.ACC)
     b_sum = tl.zeros((BLOCK_M,), dtype=tile.ACC)
     state = b_acc, b_max, b_sum
-    start, full, rest, stop = keys_seen(m, end, tile)
-    if tile.LEFT != -1:
+    start, full_start, full_stop, stop = keys_seen(m, end, tile)
+    if tile.LEFT != UNLIMITED:
         state = attend(
-            b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, start, tl.minimum(full, stop), sizes,
+            b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, start, tl.minimum(full_start, stop), sizes,
             strides, tile, True,
         )  # fmt: skip
     state = attend(
-        b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, full, rest, sizes, strides, tile, False
+        b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, full_start, full_stop, sizes, strides, tile, False
     )  # fmt: skip
     state = attend(
-        b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, rest, stop, sizes, strides, tile, True
+        b_q, state, p_k, p_v, p_mask, p_key, i_head, m, end, full_stop, stop, sizes, strides, tile, True
     )  # fmt: skip
     b_acc, b_max, b_sum = state
     b_empty = b_sum == 0.0
@@ -96,5 +99,5 @@ def attention_kernel(
         tl.store(p_lse + i_head.to(tl.int64) * sizes.L + o_m, b_lse, mask=m_m)
     b_y = b_acc / tl.where(b_empty, 1.0, b_sum)[:, None]
     o_v = tl.arange(0, BLOCK_V)
-    p_y += i_b * strides.y.b + i_h * strides.y.h + o_m.to(tl.int64)[:, None] * strides.y.row + o_v[None, :]
-    tl.store(p_y, b_y.to(p_y.dtype.element_ty), mask=m_m[:, None] & (o_v < tile.V)[None, :])
+    p_y = at_head(p_y, strides.y, i_b, i_h)
+    store_rows(p_y, o_m.to(tl.int64), o_v, strides.y.row, b_y, m_m[:, None] & (o_v < tile.V)[None, :])

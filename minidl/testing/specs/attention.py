@@ -213,6 +213,7 @@ SPECS = [
             refuses(ValueError, "heads have at most 256 values", (2, 257), (3, 257), (3, 4)),
             refuses(ValueError, "both attn_mask and is_causal", *_SMALL, None, seen=bools(3, 5), is_causal=True),
             refuses(ValueError, "window is", *_SMALL, None, window=lambda make: (-2, 0)),
+            refuses(ValueError, "window is 3, expected two numbers", *_SMALL, None, window=lambda make: 3),
             refuses(TypeError, "attn_mask has dtype torch.int64", *_SMALL, integers(3, 5)),
             refuses(TypeError, "lengths has dtype torch.float", *_SMALL, None, lengths=lambda make: make.tensor()),
             refuses(TypeError, "convert one of them", (3, 4), of(torch.float64, 5, 4), (5, 6)),
