@@ -301,16 +301,3 @@ X = numbers(4, 2, 3, dtype=torch.float32)
 def test_bad_input_is_refused(call, error, message):
     with pytest.raises(error, match=message), torch.device(default_device()):
         call()
-
-
-@pytest.mark.parametrize("family", ["recurrent", "recurrent_grad"])
-def test_every_tile(family):
-    names = ("interpreted", "sm_90", "sm_80") if launch.INTERPRETED else (launch.target(),)
-    tiles = {str(tile.sizes): tile for name in names for d in DTYPES for tile in launch.tiles(family, name, d)}
-    for tile in (*tiles.values(), launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})):
-        for name, options in LAYERS:
-            with launch.force(**{family: tile}):
-                ours, theirs = built(name, {"input_size": 3, "hidden_size": 67, **options}, torch.float32)
-                states = [numbers(1, 9, 67, seed=i, dtype=torch.float32) for i in range(1 + (name == "LSTM"))]
-                agree(ours, theirs, (numbers(3, 9, 3, dtype=torch.float32), [3, 1, 2, 3, 3, 1, 2, 2, 3]), states,
-                      torch.float32, 6)  # fmt: skip

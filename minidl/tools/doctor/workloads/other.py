@@ -174,7 +174,7 @@ def recurrences(dtype: torch.dtype) -> Calls:
             recurrent.recurrence_grad(mode, y, h, c, weight, saved, steps, 12)
 
     for mode in recurrent.GATES:
-        for H, save in ((33, True), (300, True), (300, False)):
+        for H, save in ((33, True), (304, True), (304, False)):
             yield f"{mode}, {H}{', with gradients' if save else ''}", partial(run, mode, H, save)
 
 
