@@ -64,8 +64,9 @@ def trunc_normal_(
         raise ValueError(f"trunc_normal_: a is {a} and b is {b}, expected a < b")
     if not tensor.data.is_meta:
         low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
-        key, bits = random.key(seed), {"dtype": torch.float64, "device": tensor.device}
-        drawn = Tensor(kernels.uniform(tensor.shape, low, high, *key, **bits))  # type: ignore[arg-type]
+        drawn = Tensor(
+            kernels.uniform(tensor.shape, low, high, *random.key(seed), dtype=torch.float64, device=tensor.device)
+        )
         with no_grad():
             tensor.copy_((_inverse_erf(drawn) * (std * math.sqrt(2)) + mean).clamp(a, b))
     return tensor

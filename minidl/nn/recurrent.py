@@ -12,11 +12,11 @@ from minidl import ops
 from minidl.kernels import check
 from minidl.kernels.recurrent import GATES
 from minidl.nn import init
-from minidl.nn.layers import Device
-from minidl.nn.module import Module, Parameter
+from minidl.nn.layers import Device, _empty
+from minidl.nn.module import Module
 from minidl.nn.utils.rnn import PackedSequence
 from minidl.ops.recurrent import recurrence
-from minidl.tensors import Tensor, device_of
+from minidl.tensors import Tensor
 
 Hidden = Tensor | tuple[Tensor, Tensor]
 PLAIN = {"tanh": "RNN_TANH", "relu": "RNN_RELU"}
@@ -40,13 +40,12 @@ class _Recurrent(Module):
         self.bias = bias
 
     def _add_parameters(self, suffix: str, inputs: int, device: Device, dtype: torch.dtype | None) -> None:
-        rows, device = GATES[self.mode] * self.hidden_size, device_of(device)
-        shapes = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.hidden_size)}
+        rows = GATES[self.mode] * self.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.hidden_size)}
         if self.bias:
-            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}  # type: ignore[dict-item]
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in shapes.items():
-            values = torch.empty(shape, device=device, dtype=dtype or torch.get_default_dtype())
-            setattr(self, name + suffix, Parameter(values))
+            setattr(self, name + suffix, _empty(*shape, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
         """Draw all parameters uniformly from -1/sqrt(hidden_size) to 1/sqrt(hidden_size)."""

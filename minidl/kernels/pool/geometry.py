@@ -142,10 +142,11 @@ def volume_windows(
 ) -> tuple[Windows, Windows]:  # fmt: skip
     """Return the windows of slices [H, W], and along the depth of images [D, OH * OW]; arguments as of `windows`."""
     kernel = numbers(op, "kernel_size", kernel_size, 1, 3)
-    default = stride is None or (isinstance(stride, tuple) and not stride)
+    if stride is None or stride == ():
+        stride = kernel
     settings = {
         "kernel_size": kernel,
-        "stride": kernel if default else numbers(op, "stride", stride, 1, 3),  # type: ignore[arg-type]
+        "stride": numbers(op, "stride", stride, 1, 3),
         "padding": numbers(op, "padding", padding, 0, 3),
         "dilation": numbers(op, "dilation", dilation, 1, 3),
     }

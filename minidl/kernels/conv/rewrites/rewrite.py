@@ -46,7 +46,7 @@ class Rewrite(abc.ABC):
         """Return the conversion of the problem's tensors."""
 
     def is_measured(self, problem: Problem) -> bool:
-        """Return whether the estimates of a problem's dtype and target are, or the caller asked for this rewrite."""
+        """Return whether tiles are measured for the problem's dtype and target, or the caller names this rewrite."""
         return problem.has_measured_tiles or bool(problem.splits) or problem.form == self.name
 
     def label(self, parts: Sequence[str]) -> str:
