@@ -172,7 +172,9 @@ def attention_grad_kv_kernel(
     start, full_start, full_stop, stop = rows_seeing(n, end, sizes.L, tile)
     for i_head in range(first_head, first_head + sizes.GROUP):
         i_h = (i_head % sizes.HEADS).to(tl.int64)
-        p_mask_h = at_head(p_mask, strides.mask, i_b, i_h)
+        p_mask_h = None  # Triton 3.6 takes no None from a helper
+        if p_mask is not None:
+            p_mask_h = at_head(p_mask, strides.mask, i_b, i_h)
         rows = at_head(p_q, strides.q, i_b, i_h), at_head(p_dy, strides.y, i_b, i_h), p_lse, p_delta
         if tile.RIGHT != UNLIMITED:
             state = walk_rows(

@@ -94,11 +94,8 @@ def head_of(i_head, sizes):
 
 @triton.jit
 def at_head(p, strides, i_b, i_h):
-    """Return the pointer to a head of a tensor; None for None."""
-    if p is None:
-        return None
-    else:
-        return p + (i_b * strides.b + i_h * strides.h)
+    """Return the pointer to a head of a tensor."""
+    return p + (i_b * strides.b + i_h * strides.h)
 
 
 @triton.jit
