@@ -30,8 +30,9 @@ LARGE = tl.constexpr(2**31)
 NUMBERS = tl.constexpr(8)
 LR, WEIGHT_DECAY, MOMENTUM, ALPHA, BETA1, BETA2, EPS, LR_DECAY = map(tl.constexpr, range(8))
 
-# Rates of a parameter, float64, that change with its steps; `update` has their use.
-RATES = tl.constexpr(3)
+# Rates of a parameter, float64, that change with its steps; `update` has their use. One is padding: with rows of three
+# the addresses spill registers.
+RATES = tl.constexpr(4)
 
 # How gradients of few rows are used.
 NO_ROWS, DENSE_MOMENTS, LAZY = map(tl.constexpr, range(3))
