@@ -1,6 +1,7 @@
 """Where the suite runs, how many examples it draws, and the `device` fixture.
 
 pytest --device cpu        kernels in Triton's interpreter, also on a machine with a GPU
+pytest --device compiled   kernels compiled for the CPU
 pytest --device cuda       compiled kernels; fails without a CUDA device (the default takes one if there is one)
 pytest --third WORD        a third of the tests, drawn by a word
 pytest --sanitize          every load and store of each test's kernels is checked (minidl.testing.sanitize)
@@ -42,9 +43,9 @@ for _name, _examples, _derandomize in (
 def pytest_addoption(parser):
     parser.addoption(
         "--device",
-        choices=("auto", "cpu", "cuda"),
+        choices=("auto", "cpu", "compiled", "cuda"),
         default="auto",
-        help="where kernels run: cpu (interpreted), cuda (compiled), or auto (cuda where there is a device)",
+        help="cpu (interpreted), compiled (for the CPU), cuda, or auto (cuda where there is a device, or cpu)",
     )
     parser.addoption("--third", metavar="WORD", help="run a third of the tests, drawn by this word")
     parser.addoption(
@@ -60,6 +61,7 @@ def pytest_configure(config):
         raise pytest.UsageError("--device cuda: torch sees no CUDA device")
     if wanted != "auto":
         os.environ["TRITON_INTERPRET"] = "1" if wanted == "cpu" else "0"
+    os.environ["MINIDL_CPU"] = "compiled" if wanted == "compiled" else "interpreted"
     from minidl.runtime import launch
 
     if wanted != "auto" and (wanted == "cpu") != launch.INTERPRETED:
@@ -68,7 +70,7 @@ def pytest_configure(config):
     if sanitize and not launch.INTERPRETED:
         raise pytest.UsageError("--sanitize checks interpreted kernels: add --device cpu")
     if not config.getoption("--hypothesis-profile", None):
-        settings.load_profile("sanitize" if sanitize else "ci" if launch.INTERPRETED else "gpu")
+        settings.load_profile("sanitize" if sanitize else "ci" if launch.ON_CPU else "gpu")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -82,7 +84,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = drawn[0]
         config.hook.pytest_deselected(items=[*drawn[1], *drawn[2]])
 
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device with compiled kernels"))

@@ -37,7 +37,7 @@ def _generate(options: dict[str, Any]) -> None:
         work = device.prepare(config.device, "minidl.generation.generate")
         from minidl.runtime import launch
 
-        if launch.INTERPRETED:
+        if launch.ON_CPU:
             environment.fix_threads(environment.thread_count())
         with profiled(profiling, config.out / "trace.json"):
             chosen = work.generate(config, count)

@@ -54,7 +54,7 @@ def compile_ahead(
     `processes` compile in parallel (0: the number of processors), and `progress(done, of)` is called after each kernel.
     Returns the number of kernels that Triton's cache did not have; 0 on a CPU. Raises the exceptions of the step.
     """
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         return 0
     jobs = missing(lambda: rehearse(step, *examples))
     if jobs:

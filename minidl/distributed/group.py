@@ -272,7 +272,7 @@ def init(timeout: float = TIMEOUT) -> Group:
         raise DistributedError(message)
     store, rank, size = join_store(timeout)
     _joined.append(Group(rank, size, store.part("minidl"), timeout))
-    backend = "gloo" if launch.INTERPRETED else _on_gpu()
+    backend = "gloo" if launch.ON_CPU else _on_gpu()
     with current().exchanging("the start"):
         store.start(backend, rank, size, timeout)
     return current()

@@ -63,7 +63,7 @@ def evaluate(config: EvaluateGan) -> dict[str, Any]:
     )
     dataset = data.load_images(name) if config.data or loaded.run is None else loaded.run.load_data()
     _check(loaded, judge, dataset)
-    count = config.samples or (SAMPLES_CPU if launch.INTERPRETED else SAMPLES)
+    count = config.samples or (SAMPLES_CPU if launch.ON_CPU else SAMPLES)
     reference = reference_of(dataset, judge, count)
     real = subset(reference.training, count)
     pixels = samples(loaded, count)

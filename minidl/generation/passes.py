@@ -80,7 +80,7 @@ def images(
     images; more than 1 is about twenty times faster, but then an image's last bits may depend on its position.
     Raises RunError if the device has not enough memory for one pass.
     """
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         return _interpreted(model, latents, batch or 1, together)
     return Passes(model, channels, size, batch).images(latents)
 

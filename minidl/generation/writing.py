@@ -105,7 +105,7 @@ class Files:
 
     def about(self) -> dict[str, Any]:
         """Return the values that determine the pictures and files, as JSON: they must be the same in all processes."""
-        host = {} if launch.INTERPRETED else {"processor", "blas", "threads", "libc"}
+        host = {} if launch.ON_CPU else {"processor", "blas", "threads", "libc"}
         described = environment.describe(torch.get_num_threads())
         return {
             **self.facts,

@@ -19,7 +19,7 @@ from minidl.runtime import launch
 
 DIGITS = tl.constexpr(16)
 # Keys per program; their digits are a block [KEYS, DIGITS].
-KEYS = 16384 if launch.INTERPRETED else 1024
+KEYS = 16384 if launch.ON_CPU else 1024
 SORTING = {"BLOCK": KEYS, "num_warps": 8}
 
 
@@ -128,7 +128,7 @@ def embedding(index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     B = index.numel()
     tile = launch.tile("elementwise_tile", weight.dtype, M=B, N=H)
     grid = launch.cdiv(B, tile["BLOCK_M"]), launch.cdiv(H, tile["BLOCK_N"])
-    wrong = torch.zeros(grid[0], dtype=torch.int32, device=index.device) if launch.INTERPRETED else None
+    wrong = torch.zeros(grid[0], dtype=torch.int32, device=index.device) if launch.ON_CPU else None
     launch.run(
         gather_kernel, grid, index, weight, y, wrong, B, V, H, weight.stride(0), ACC=launch.acc(weight.dtype),
         **tile.options,

@@ -23,7 +23,7 @@ OLDEST = 3, 6  # of Triton
 
 
 def _choose_where_kernels_run() -> None:
-    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
+    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available() or os.environ.get("MINIDL_CPU") == "compiled":
         return
     if "triton" in sys.modules:
         raise ImportError(

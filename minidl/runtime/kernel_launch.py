@@ -17,7 +17,7 @@ from minidl.common import locks
 from minidl.interpreter import patches
 from minidl.runtime import cache_keys, kernel_source, launch_hooks, launch_tape
 from minidl.runtime.launch_cache import fast_launch
-from minidl.runtime.target import INTERPRETED
+from minidl.runtime.target import COMPILED_CPU, INTERPRETED, ON_CPU
 
 NO_BFLOAT16 = (
     "bfloat16 is not supported on the CPU (Triton's interpreter computes it wrongly): "
@@ -71,8 +71,23 @@ def _hand_over(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: 
 
 
 def _run_now(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    if COMPILED_CPU:
+        _run_on_cpu(kernel, grid, args, meta)
+        return
     if not fast_launch.launch(kernel, grid, args, meta):
         _run_by_triton(kernel, grid, args, meta)
+
+
+def _run_on_cpu(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
+    from minidl.cpu import run as cpu
+
+    compiled = cpu.lookup(kernel, args, meta)
+    if compiled is None:
+        _check_tensors(kernel, args)
+        with locks.TRITON:
+            cache_keys.compute_key(kernel)
+            compiled = cpu.compile_launch(kernel, args, meta)
+    compiled.launch(grid, args)
 
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:
@@ -102,6 +117,6 @@ def _check_tensors(kernel: Any, args: tuple[Any, ...]) -> torch.device | None:
         device = tensor.device
         if INTERPRETED and tensor.dtype == torch.bfloat16:
             raise TypeError(NO_BFLOAT16)
-        if not INTERPRETED and device.type != "cuda":
+        if not ON_CPU and device.type != "cuda":
             raise TypeError(f"{kernel.__name__}: got a tensor on {device}, but {NO_CPU}")
     return device

@@ -16,8 +16,9 @@ from minidl.runtime.precision import (
 )  # fmt: skip
 from minidl.runtime.prepared_launch import Prepared as Prepared
 from minidl.runtime.target import (
-    INTERPRETED as INTERPRETED, TARGETS as TARGETS, architecture as architecture, boxes as boxes,
-    device_target as device_target, is_gpu as is_gpu, processors as processors, target as target,
+    COMPILED_CPU as COMPILED_CPU, INTERPRETED as INTERPRETED, ON_CPU as ON_CPU, TARGETS as TARGETS,
+    architecture as architecture, boxes as boxes, device_target as device_target, is_gpu as is_gpu,
+    processors as processors, target as target,
 )  # fmt: skip
 from minidl.runtime.tiles import (
     Tile as Tile, cached as cached, families as families, force as force, forget as forget,

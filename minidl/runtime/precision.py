@@ -7,6 +7,7 @@ import torch
 import triton.language as tl
 
 from minidl.runtime import launch_hooks
+from minidl.runtime.target import COMPILED_CPU
 
 PRECISIONS = ("tf32x3", "ieee", "tf32")
 
@@ -16,8 +17,11 @@ class _State:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return `input_precision` for a `tl.dot` of this dtype: the float32 setting for float32, "ieee" for all others."""
-    return _State.precision if dtype == torch.float32 else "ieee"
+    """Return `input_precision` for a `tl.dot` of this dtype: the float32 setting for float32, "ieee" for all others.
+
+    Kernels that are compiled for the CPU always compute as "ieee".
+    """
+    return _State.precision if dtype == torch.float32 and not COMPILED_CPU else "ieee"
 
 
 def float32_precision() -> str:
@@ -29,7 +33,7 @@ def set_float32_precision(name: str) -> None:
     """Set how float32 matrix products are computed on a GPU.
 
     "tf32x3" (default) reaches float32 accuracy on tensor cores with three products of tf32 parts, "ieee" uses float32
-    multiply-adds, "tf32" keeps 10 fraction bits of each input. The interpreter always computes as "ieee".
+    multiply-adds, "tf32" keeps 10 fraction bits of each input. On a CPU products are always computed as "ieee".
     Raises ValueError for another name.
     """
     if name not in PRECISIONS:

@@ -1,6 +1,7 @@
 """The machine that kernels run on: Triton's interpreter, or a GPU with its tile table and number of processors."""
 
 import functools
+import os
 
 import torch
 import triton
@@ -9,6 +10,10 @@ from minidl.common.architecture import target_of
 from minidl.runtime import launch_hooks
 
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+# Without a GPU kernels are compiled for the CPU or interpreted; `minidl.runtime` has decided.
+COMPILED_CPU: bool = not INTERPRETED and os.environ.get("MINIDL_CPU") == "compiled" and not torch.cuda.is_available()
+ON_CPU: bool = INTERPRETED or COMPILED_CPU
+CPU_SHARES = 8  # plans of compiled kernels on a CPU do not depend on its threads, so that bits do not
 TARGETS = ("interpreted", "sm_80", "sm_90")  # the targets that every tile table has rules for
 
 
@@ -19,7 +24,12 @@ def target() -> str:
 
 @functools.cache
 def device_target() -> str:
-    """Return the target of the current GPU. Raises RuntimeError without a GPU and for compute capability below 8.0."""
+    """Return the target of the current GPU; compiled kernels on a CPU have the tiles of sm_80.
+
+    Raises RuntimeError without a GPU and for compute capability below 8.0.
+    """
+    if COMPILED_CPU:
+        return "sm_80"
     if not torch.cuda.is_available():
         raise RuntimeError(
             "kernels are compiled for CUDA in this process, but torch finds no CUDA device; set TRITON_INTERPRET=1 "
@@ -49,10 +59,12 @@ def boxes(target_: str | None = None) -> bool:
 def processors() -> int:
     """Return the number of multiprocessors, to size persistent grids and splits.
 
-    Offline compilation uses 132 (an H100 or H200). The interpreter runs programs one after another: 1.
+    Offline compilation uses 132 (an H100 or H200), a compiled CPU CPU_SHARES, and the interpreter 1.
     """
     if launch_hooks.for_other_target():
         return 132
+    if COMPILED_CPU:
+        return CPU_SHARES
     return 1 if INTERPRETED else _multiprocessors()
 
 

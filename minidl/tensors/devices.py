@@ -10,7 +10,7 @@ from minidl.runtime import launch
 
 def default_device() -> torch.device:
     """Return the device of new tensors: the current CUDA device if kernels are compiled and run, else the CPU."""
-    if launch.INTERPRETED or launch.for_other_target():
+    if launch.ON_CPU or launch.for_other_target():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 

@@ -16,7 +16,7 @@ def _entries(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return, per entry, the row of the table, the bag, and the row's factor (row 0 and NaN for a row out of range)."""
     valid = (index >= 0) & (index < rows)
-    if launch.INTERPRETED and not bool(valid.all()):
+    if launch.ON_CPU and not bool(valid.all()):
         raise IndexError(f"embedding_bag: input holds {int(index[~valid][0])}, expected rows from 0 to {rows - 1}")
     bag = torch.searchsorted(offsets[1:].contiguous(), torch.arange(len(index), device=index.device), right=True)
     bag = bag.clamp(max=max(len(offsets) - 2, 0))
@@ -32,10 +32,10 @@ def _entries(
 def _bounds(offsets: torch.Tensor, entries: int) -> torch.Tensor:
     """Return the offsets clamped to the entries. In the interpreter, raises an error for invalid ones instead."""
     bounds = offsets.clamp(0, entries)
-    if launch.INTERPRETED and not torch.equal(bounds, offsets):
+    if launch.ON_CPU and not torch.equal(bounds, offsets):
         wrong = int(offsets[bounds != offsets][0])
         raise IndexError(f"embedding_bag: offsets holds {wrong}, expected 0 to {entries}, input's length")
-    if launch.INTERPRETED and len(offsets) > 1:
+    if launch.ON_CPU and len(offsets) > 1:
         if int(offsets[0]) != 0:
             raise ValueError(f"embedding_bag: offsets begins with {int(offsets[0])}, expected 0")
         falls = (offsets.diff() < 0).nonzero()

@@ -29,7 +29,7 @@ def ready(x: Any) -> bool:
     """Return whether kernels support a tensor on its device: the interpreter has no bfloat16."""
     if not isinstance(x, torch.Tensor) or x.dtype not in check.FLOATING:
         return False
-    if not launch.INTERPRETED:
+    if not launch.ON_CPU:
         return launch.is_gpu(x.device)
     if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16:
         return False

@@ -118,7 +118,7 @@ def operator(
 
 
 def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         return run
 
     def refused(*args: Any) -> Any:
@@ -142,7 +142,7 @@ def straight(args: Sequence[Any]) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
-        and (args[0].is_cuda or (args[0].is_cpu and launch.INTERPRETED))
+        and (args[0].is_cuda or (args[0].is_cpu and launch.ON_CPU))
         and not torch._C._functorch.is_legacy_batchedtensor(args[0])  # a gradient of `is_grads_batched`
         and not _negate(args)
     )

@@ -64,7 +64,7 @@ def train(kind: str, config: TrainSettings, dataset: Any) -> dict[str, Any]:
             checkpoint = last_checkpoint(config, identity) if has_checkpoint else None
             return _fit(task, config, experiment, identity, checkpoint, display)
         # Linux kills a process that exceeds its control group's limit; compiled kernels use the GPU's memory.
-        limit = memory_limit.in_groups() if launch.INTERPRETED else None
+        limit = memory_limit.in_groups() if launch.ON_CPU else None
         with folder.lock(config.resume, config.overwrite), out_of_memory.within(limit):
             begun = config.resume and (config.out / "config.json").exists()
             if begun:

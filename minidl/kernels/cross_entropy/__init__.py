@@ -29,7 +29,7 @@ from minidl.runtime import dependent_launch, launch
 
 # Programs sum the weights of all targets themselves, which saves a launch, if together they read at most this many
 # targets (2 MB). The CPU always needs the launch, to check the targets.
-READS = 0 if launch.INTERPRETED else 2**18
+READS = 0 if launch.ON_CPU else 2**18
 
 
 class CrossEntropy(NamedTuple):

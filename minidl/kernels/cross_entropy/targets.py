@@ -74,12 +74,12 @@ def divisor_parts(op, target, weight, R, N, ignore_index, dtype, mean):
     acc, device = launch.acc_torch(dtype), target.device
     if target.dtype.is_floating_point:
         return torch.full((1,), R, dtype=acc, device=device) if mean else None, 1
-    if not (mean or launch.INTERPRETED):
+    if not (mean or launch.ON_CPU):
         return None, 1
     tile = launch.tile("loss", dtype, N=R)
     programs = max(1, min(SHARES.value, launch.cdiv(R, tile["BLOCK_N"])))
     sums, wrong = torch.empty(programs, dtype=acc, device=device), None
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         wrong = torch.full((programs,), NO_CLASS.value, dtype=torch.int64, device=device)
     launch.run(
         target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs, ACC=launch.acc(dtype),

@@ -67,7 +67,7 @@ class RecordedCall(NamedTuple):
 
     def is_current(self) -> bool:
         """Return whether Triton would still launch the same compiled kernels."""
-        return launch.INTERPRETED or fast_launch.usable(self.kernels)
+        return launch.ON_CPU or fast_launch.usable(self.kernels)
 
     def replay(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
         """Launch with these inputs and return the result; buffers are appended to both lists."""

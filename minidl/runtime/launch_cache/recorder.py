@@ -113,8 +113,8 @@ def _recorded_launch(
 ) -> RecordedLaunch:
     tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
     descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
-    compiled = None if launch.INTERPRETED else fast_launch.lookup(kernel, args, meta)
-    if compiled is None and not launch.INTERPRETED:
+    compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
+    if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
     unpacked = None if compiled is None else fast_launch.unpack(compiled, args)
     if unpacked is not None:

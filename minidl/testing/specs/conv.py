@@ -35,7 +35,7 @@ BLOCK, LEAST = 192, 16
 
 def chain(terms: int, rows: int) -> int:
     """Return the longest chain for sums of `terms` products that stand in `rows` stretches."""
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         return terms + 2
     steps = rows * math.ceil(terms / max(rows, 1) / LEAST)
     return min(terms, BLOCK + 2 * steps) + 2

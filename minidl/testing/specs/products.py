@@ -32,7 +32,7 @@ def sum_error(total: torch.Tensor, near_zero: torch.Tensor, depth: int, dtype: t
     `total` is sum |a| |b|, `near_zero` sum (|a| + 1) (|b| + 1), and `depth` the longest chain of additions.
     """
     left_out = 0.0
-    if dtype == torch.float32 and not launch.INTERPRETED:
+    if dtype == torch.float32 and not launch.ON_CPU:
         # The parts of a number that the products drop, if parts are truncated to 11 bits.
         left_out = {"tf32x3": 3 * 2.0**-20, "tf32": 2 * 2.0**-10 + 2.0**-20, "ieee": 0.0}[launch.float32_precision()]
     relative = bounds.gamma(depth, bounds.dot_unit(dtype)) + left_out

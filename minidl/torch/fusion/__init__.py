@@ -47,7 +47,7 @@ def compile_graph(
     if compiles:
         wrapper: Any = torch._TorchCompileInductorWrapper
         return wrapper(mode, options, None)(module, inputs)
-    return module.forward if launch.INTERPRETED or not __name__.startswith("minidl.") else _ahead(module)
+    return module.forward if launch.ON_CPU or not __name__.startswith("minidl.") else _ahead(module)
 
 
 def _summary(graph: fx.Graph, counts: Counter[str]) -> str:

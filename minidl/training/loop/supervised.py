@@ -171,7 +171,7 @@ class Supervised(Experiment[TrainingT]):
     @contextmanager
     def background_work(self) -> Iterator[None]:
         """Fit the linear baselines while the GPU trains; on a CPU, training needs the processors."""
-        if launch.INTERPRETED or (count := self.config.workers or available()) == 1:
+        if launch.ON_CPU or (count := self.config.workers or available()) == 1:
             yield
             return
         running = helpers.ready_processes()

@@ -15,7 +15,7 @@ _FEW = 4  # compiling fewer kernels at their launch takes less time than startin
 
 def compile_ahead(work: Callable[[], object], display: Display) -> None:
     """Compile the kernels that `work` launches, on a GPU. The results of `work` are undefined."""
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         return
     started = time.monotonic()
     with timing.timed("compile"):

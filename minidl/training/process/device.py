@@ -73,7 +73,7 @@ def prepare(device: str, module: str) -> Any:
         importlib.import_module("torch")
     from minidl.runtime import launch
 
-    if launch.INTERPRETED:
+    if launch.ON_CPU:
         compiler_processes.end()  # torch does not use the driver
     else:
         from minidl.compilation import launch_jobs

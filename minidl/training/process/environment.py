@@ -101,7 +101,7 @@ def device_name() -> str:
 
     from minidl.runtime import launch
 
-    return "cpu" if launch.INTERPRETED else torch.cuda.get_device_name()
+    return "cpu" if launch.ON_CPU else torch.cuda.get_device_name()
 
 
 def tile_hash() -> str:

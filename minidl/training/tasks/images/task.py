@@ -41,7 +41,7 @@ class ImagesTask(PictureTask[TrainImages]):
         from minidl.runtime import launch
 
         height, width = dataset.train.pixels.shape[1:3]
-        defaults = settings.suited(config, (height, width), half=not launch.INTERPRETED)
+        defaults = settings.suited(config, (height, width), half=not launch.ON_CPU)
         if config.init is not None and (config.normalize is None or (config.published and config.stem is None)):
             start = InitialWeights.read(config.init)
             if config.normalize is None:

@@ -1,0 +1,1 @@
+"""Compile kernels for the CPU: a kernel's TTIR, which Triton makes without a GPU, becomes C."""

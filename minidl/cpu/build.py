@@ -1,0 +1,143 @@
+"""Compile C with the system's compiler, and keep the libraries in Triton's cache.
+
+A file's name is the key of its source and its own checksum, so a damaged file is compiled again. Files are written
+under another name and renamed: processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import util
+from pathlib import Path
+from typing import NamedTuple
+
+import triton
+
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+# Only products, which are written as vectors, are worth vectors of 64 bytes; prelude.h has the reason of the other.
+OPTIONAL = ("-mno-avx512f", "-fno-tree-loop-if-convert")
+LIBRARIES = ("-lm", "-lpthread")
+_TEST = "int minidl_test(int x) { return x + 1; }\n"
+_HERE = Path(__file__).parent
+
+
+class CompilerError(RuntimeError):
+    """The compiler failed; the message has what it printed."""
+
+
+class Compiler(NamedTuple):
+    """A command that compiles C, what it calls itself, and the options of OPTIONAL that it knows."""
+
+    command: tuple[str, ...]
+    version: str
+    options: tuple[str, ...] = ()
+
+
+@functools.cache
+def compiler() -> Compiler | None:
+    """Return the first of $CC, cc, gcc, clang and the package ziglang that compiles and whose result loads, or None."""
+    zig = (sys.executable, "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
+    for command in ((os.environ.get("CC", ""),), ("cc",), ("gcc",), ("clang",), zig):
+        if command and shutil.which(command[0]) and _works(Compiler(command, "")):
+            version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+            options = tuple(option for option in OPTIONAL if _works(Compiler(command, "", (option,))))
+            return Compiler(command, version, options)
+    return None
+
+
+def _works(candidate: Compiler) -> bool:
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            ctypes.CDLL(str(_compile(candidate, _TEST, Path(temporary) / "test.so", ("-Werror",))))
+        except (OSError, CompilerError):
+            return False
+        return True
+
+
+def folder() -> Path:
+    """Return the folder of compiled kernels, in Triton's cache."""
+    return Path(triton.knobs.cache.dir) / "minidl-cpu"
+
+
+@functools.cache
+def _machine() -> str:
+    """Return what machine code depends on: compiler, flags, processor and the translator."""
+    chosen, cpu = compiler(), _processor()
+    sources = sorted([*_HERE.glob("*.py"), *_HERE.glob("*.[ch]")])
+    text = b"".join(path.read_bytes() for path in sources)
+    return hashlib.sha256(repr((chosen, FLAGS, cpu, triton.__version__)).encode() + text).hexdigest()
+
+
+@functools.cache
+def _processor() -> str:
+    """Return the model and the features of the processor."""
+    text = platform.machine() + platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        text += "".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
+    return text
+
+
+def library(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Compile C and load it. Raises CompilerError, and OSError if no folder can be written."""
+    return lookup(name) or store(name, source, flags)
+
+
+def key_of(name: str) -> str:
+    """Return the key of a kernel for this machine."""
+    return hashlib.sha256((_machine() + name).encode()).hexdigest()[:32]
+
+
+def lookup(name: str) -> ctypes.CDLL | None:
+    """Return a compiled library of an earlier process, None if there is none or it is damaged."""
+    for path in folder().glob(f"{key_of(name)}-*.so"):
+        try:
+            if path.stem.partition("-")[2] == _checksum(path):
+                return ctypes.CDLL(str(path))
+        except OSError:
+            pass
+    return None
+
+
+def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """Compile C, keep the library if the folder can be written, and load it. Raises CompilerError."""
+    chosen = compiler()
+    if chosen is None:
+        raise CompilerError("no C compiler: install gcc or clang, or pip install ziglang")
+    with tempfile.TemporaryDirectory() as temporary:
+        built = _compile(chosen, source, Path(temporary) / "kernel.so", flags)
+        try:
+            folder().mkdir(parents=True, exist_ok=True)
+            target = folder() / f"{key_of(name)}-{_checksum(built)}.so"
+            handle, partial = tempfile.mkstemp(dir=folder())
+            os.close(handle)
+            shutil.copyfile(built, partial)
+            os.replace(partial, target)
+        except OSError:  # a full or read-only disk: this process has its library
+            return ctypes.CDLL(str(built))
+        return ctypes.CDLL(str(target))
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _compile(chosen: Compiler, source: str, target: Path, flags: tuple[str, ...]) -> Path:
+    path = target.with_suffix(".c")
+    path.write_text(source)
+    wide = ("-DWIDE",) if "avx512f" in _processor() else ()
+    command = [*chosen.command, *FLAGS, *chosen.options, *wide, *flags, "-o", str(target), str(path), *LIBRARIES]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
+        raise CompilerError(f"{chosen.command[0]} failed with {result.returncode}: {' '.join(lines[:3])[:500]}")
+    return target

@@ -1,0 +1,299 @@
+"""Loops over the elements of a block, in C.
+
+Every part of an expression stands in the outermost loop that has its indices, once. The inner loop runs over the
+dimension in which addresses are consecutive. A mask that compares the inner index with a bound, as in
+`o_n < N`, ends a loop without masks early; a second loop with masks does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from minidl.cpu.operations import chosen
+from minidl.cpu.values import BYTES, MEMORY, ZERO, Index, Indices, Value, c_type, integer, linear
+
+Factor = int | str | None
+_COPIES = {"extsi", "extui", "bitcast", "int_to_ptr"}
+
+
+class Code:
+    """The text of a function: lines go to `lines`, which loops exchange for the lines of their levels."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._names = 0
+        self.bytes = 0  # of buffers in use
+        self.most = 0
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append(line)
+
+    def fresh(self, prefix: str) -> str:
+        """Return a new name."""
+        self._names += 1
+        return f"{prefix}{self._names}"
+
+    def assign(self, text: str, element: str) -> str:
+        """Put an expression into a new variable; return its name."""
+        variable = self.fresh("v")
+        self.write(f"const {c_type(element)} {variable} = {text};")
+        return variable
+
+    def memory(self, element: str, size: int) -> str:
+        """Return the name of a new buffer of this scope."""
+        variable, kind = self.fresh("b"), c_type(element)
+        self.write(f"{kind} *{variable} = ({kind} *)(scratch + {self.bytes});")
+        self.bytes += -(-size * (8 if element.startswith("ptr") else max(BYTES[element], 4)) // 64) * 64
+        self.most = max(self.most, self.bytes)
+        return variable
+
+
+class Nest:
+    """Loops over the indices of `shape`; `body(nest, indices)` writes the statements of an element."""
+
+    def __init__(self, code: Code, shape: tuple[int, ...], pointers: Sequence[Value] = ()) -> None:
+        self.code = code
+        self.shape = shape
+        self.indices: Indices = tuple(Index(((code.fresh("i"), 1),)) if size > 1 else ZERO for size in shape)
+        variables = [index.terms[0][0] if index.terms else "" for index in self.indices]
+        order = [d for d in range(len(shape)) if shape[d] > 1]
+        if order:
+            inner = max(order, key=lambda d: (self._score(variables[d], pointers), d))
+            order = [*(d for d in order if d != inner), inner]
+        self.order = order
+        self.variables = [variables[d] for d in order]
+        self.sizes = [shape[d] for d in order]
+        self.inner = self.variables[-1] if order else ""
+        self.levels: list[list[str]] = [[] for _ in range(len(order) + 1)]
+        self.known: dict[tuple[int, Indices], tuple[str, int]] = {}
+        self.alive: list[Value] = []
+        self.bounds: list[str] = []
+        self.masked = True
+
+    def _score(self, variable: str, pointers: Sequence[Value]) -> int:
+        scores: dict[Factor, int] = {1: 4, 0: 1, None: -2}
+        return sum(scores.get(self.factor(each, self.indices, variable, dry=True), 0) for each in pointers)
+
+    def run(self, body: Callable[[Nest, Indices], None]) -> None:
+        """Write the loops."""
+        last = len(self.order)
+        outer = self.code.lines
+        self.masked = False
+        body(self, self.indices)
+        fast = self.levels[last]
+        slow: list[str] | None = None
+        if self.bounds:
+            slow = []
+            self.masked = True
+            self.levels[last] = slow
+            self.known = {key: value for key, value in self.known.items() if value[1] < last}
+            body(self, self.indices)
+        self.code.lines = outer
+        self._write(fast, slow)
+
+    def _write(self, fast: list[str], slow: list[str] | None) -> None:
+        write = self.code.write
+        if not self.order:
+            for line in fast:
+                write(line)
+            return
+        for line in self.levels[0]:
+            write(line)
+        for level, (variable, size) in enumerate(zip(self.variables, self.sizes, strict=True), 1):
+            if level < len(self.order):
+                write(f"for (int {variable} = 0; {variable} < {size}; {variable}++) {{")
+                for line in self.levels[level]:
+                    write(line)
+        size, end = self.sizes[-1], str(self.sizes[-1])
+        if slow is not None:
+            end = self.code.fresh("n")
+            write(f"int64_t {end} = {size};")
+            for bound in self.bounds:
+                write(f"{end} = ({bound}) < {end} ? ({bound}) : {end};")
+            write(f"{end} = {end} < 0 ? 0 : {end};")
+        self._inner("0", end, fast)
+        if slow is not None:
+            self._inner(end, str(size), slow)
+        for _ in self.order[1:]:
+            write("}")
+
+    def _inner(self, start: str, end: str, lines: list[str]) -> None:
+        if int(self.sizes[-1]) >= 4:
+            self.code.write("#pragma GCC ivdep")
+        kind = "int64_t" if "n" in start + end else "int"
+        self.code.write(f"for ({kind} {self.inner} = {start}; {self.inner} < {end}; {self.inner}++) {{")
+        for line in lines:
+            self.code.write(line)
+        self.code.write("}")
+
+    def write(self, line: str) -> None:
+        """Add a statement to the innermost loop."""
+        self.levels[-1].append(line)
+
+    # Expressions
+
+    def value(self, value: Value, indices: Indices) -> str:
+        """Return C for an element of a value, a name or a number."""
+        return self._value(value, indices)[0]
+
+    def _level(self, indices: Indices) -> int:
+        variables = {name for index in indices for name, _ in index.terms}
+        return max((self.variables.index(name) + 1 for name in variables), default=0)
+
+    def _value(self, value: Value, indices: Indices) -> tuple[str, int]:
+        if value.kind in ("name", "constant"):
+            return value.data, 0
+        if value.kind == "view":
+            return self._value(value.args[0], value.data(indices))
+        key = id(value), indices
+        if key not in self.known:
+            self.alive.append(value)
+            self.known[key] = self._compute(value, indices)
+        return self.known[key]
+
+    def _compute(self, value: Value, indices: Indices) -> tuple[str, int]:
+        if value.kind == "range":
+            return str(indices[0].plus(Index(constant=value.data))), self._level(indices)
+        if value.kind == "buffer":
+            name, strides = value.data
+            at = linear(indices, strides)
+            level = self._level((at,))
+            return self._variable(f"{name}[{at}]", value.element, level), level
+        if value.kind == "join":
+            first, second = (self._value(each, indices[:-1]) for each in value.args)
+            level = max(first[1], second[1], self._level(indices[-1:]))
+            if not indices[-1].terms:
+                return second if indices[-1].constant else first
+            text = chosen(str(indices[-1]), second[0], first[0], value.element)
+            return self._variable(text, value.element, level), level
+        parts = [self._value(each, indices) for each in value.args]
+        level = max((each[1] for each in parts), default=0)
+        return self._variable(value.data(*(each[0] for each in parts)), value.element, level), level
+
+    def _variable(self, text: str, element: str, level: int) -> str:
+        variable = self.code.fresh("v")
+        self.levels[level].append(f"const {c_type(element)} {variable} = {text};")
+        return variable
+
+    # Memory
+
+    def load(self, pointer: Value, mask: Value | None, other: Value | None, indices: Indices) -> str:
+        """Return the name of a loaded element, `other` (or 0) where the mask is false."""
+        kind = pointer.element[4:-1]
+        address = self.address(pointer, indices, kind, "const ")
+        text = f"{address} != 0" if kind == "i1" else f"load_{kind}({address})" if kind in MEMORY else address
+        condition = self.condition(mask, indices)
+        if condition:
+            text = f"{condition} ? {text} : {self.value(other, indices) if other else '0'}"
+        return self._variable(text, kind, len(self.order))
+
+    def store(self, pointer: Value, text: str, mask: Value | None, indices: Indices) -> None:
+        """Store an element where the mask is true."""
+        kind = pointer.element[4:-1]
+        text = f"store_{kind}({text})" if kind in MEMORY and kind != "i1" else text
+        condition = self.condition(mask, indices)
+        guard = f"if ({condition}) " if condition else ""
+        self.write(f"{guard}{self.address(pointer, indices, kind)} = {text};")
+
+    def address(self, pointer: Value, indices: Indices, kind: str, qualifier: str = "") -> str:
+        """Return C for the element at a pointer."""
+        memory = f"{qualifier}{MEMORY.get(kind) or c_type(kind)} *"
+        factor = self.factor(pointer, indices, self.inner) if self.inner else 0
+        if factor is None:
+            return f"*({memory})({self.value(pointer, indices)})"
+        origin = tuple(index.without(self.inner) for index in indices)
+        text, level = self._value(pointer, origin)
+        key = id(pointer), (*origin, Index((("pointer", 1),)))
+        if key not in self.known:
+            self.alive.append(pointer)
+            variable = self.code.fresh("p")
+            self.levels[level].append(f"{memory}{variable} = ({memory})({text});")
+            self.known[key] = variable, level
+        offset = self.inner if factor == 1 else "0" if factor == 0 else f"{self.inner} * {factor}"
+        return f"{self.known[key][0]}[{offset}]"
+
+    def condition(self, mask: Value | None, indices: Indices) -> str:
+        """Return C for a mask, "" if it is true wherever the loop in `run` goes."""
+        if mask is None:
+            return ""
+        texts = []
+        for part, at in conjuncts(mask, indices):
+            if integer(part) not in (None, 0):
+                continue
+            bound = None if self.masked or not self.inner else self._bound(part, at)
+            if bound is None:
+                texts.append(self.value(part, at))
+            elif bound not in self.bounds:
+                self.bounds.append(bound)
+        return " & ".join(dict.fromkeys(texts))
+
+    def _bound(self, part: Value, indices: Indices) -> str | None:
+        """Return the first inner index at which a part of a mask is false, None if it has another form."""
+        if all(not index.factor(self.inner) for index in indices):
+            return f"{self.value(part, indices)} ? {self.sizes[-1]} : 0"
+        if part.kind != "compute" or part.operation not in ("slt", "sle", "sgt", "sge"):
+            return None
+        low, high = part.args if part.operation[1] == "l" else part.args[::-1]
+        step = self.factor(low, indices, self.inner)
+        if not isinstance(step, int) or step < 1 or self.factor(high, indices, self.inner) != 0:
+            return None
+        origin = tuple(index.without(self.inner) for index in indices)
+        distance = f"(int64_t){self.value(high, origin)} - {self.value(low, origin)}"
+        if part.operation.endswith("e"):
+            distance += " + 1"
+        return distance if step == 1 else f"({distance} + {step - 1}) / {step}"
+
+    def factor(self, value: Value, indices: Indices, variable: str, dry: bool = False) -> Factor:
+        """Return by how much a value grows with a loop variable: an integer, C for one, or None if it is not linear.
+
+        For pointers, in elements. With `dry`, C is only "?".
+        """
+        if all(not index.factor(variable) for index in indices):
+            return 0
+        if value.kind in ("name", "constant"):
+            return 0
+        if value.kind == "view":
+            return self.factor(value.args[0], value.data(indices), variable, dry)
+        if value.kind == "range":
+            return indices[0].factor(variable)
+        if value.kind != "compute":
+            return None
+        if value.operation in _COPIES:
+            return self.factor(value.args[0], indices, variable, dry)
+        if value.operation not in ("addi", "subi", "muli", "addptr"):
+            return None
+        a, b = (self.factor(each, indices, variable, dry) for each in value.args)
+        if a is None or b is None:
+            return None
+        if value.operation != "muli":
+            return _sum(a, b, "-" if value.operation == "subi" else "+")
+        if a == 0 and b == 0:
+            return 0
+        if a != 0 and b != 0:
+            return None
+        step, other = (a, value.args[1]) if b == 0 else (b, value.args[0])
+        number = integer(other)
+        if number is not None and isinstance(step, int):
+            return step * number
+        if dry:
+            return "?"
+        origin = tuple(index.without(variable) for index in indices)
+        return f"({step} * (int64_t){self.value(other, origin)})"
+
+
+def _sum(a: int | str, b: int | str, sign: str) -> int | str:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b if sign == "+" else a - b
+    return a if b == 0 else f"({a} {sign} {b})"
+
+
+def conjuncts(mask: Value, indices: Indices) -> Iterator[tuple[Value, Indices]]:
+    """Return the parts of a mask that `and` joins, each with its indices."""
+    while mask.kind == "view":
+        mask, indices = mask.args[0], mask.data(indices)
+    if mask.kind == "compute" and mask.operation == "andi":
+        for each in mask.args:
+            yield from conjuncts(each, indices)
+    else:
+        yield mask, indices

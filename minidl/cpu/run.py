@@ -1,0 +1,146 @@
+"""Launch kernels on the CPU, compiled.
+
+The first launch with arguments of these types, alignments and constants makes the TTIR, translates and compiles it;
+later ones look up the library. Programs run on torch's number of threads; no bit depends on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature, native_specialize_impl
+
+from minidl.cpu import build
+from minidl.cpu.translate import translate
+
+# Kernels are specialised as for this GPU; the TTIR of older ones has no descriptors.
+TARGET = GPUTarget("cuda", 80, 32)
+
+
+class Compiled(NamedTuple):
+    """A compiled kernel: its library, the bytes of a program's blocks, and how its arguments are passed."""
+
+    library: ctypes.CDLL
+    address: int
+    scratch: int
+    kinds: tuple[str, ...]
+
+    def launch(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        """Run all programs. Raises MemoryError."""
+        slots = [_SLOTS[kind](value) for kind, value in zip(self.kinds, _flat(args), strict=False) if kind]
+        values = (ctypes.c_int64 * len(slots))(*slots)
+        sizes = (ctypes.c_int64 * 3)(*(*grid, 1, 1)[:3])
+        if _threads().launch(self.address, values, sizes, self.scratch, torch.get_num_threads()):
+            raise MemoryError(f"no memory for {self.scratch} bytes of blocks on each thread")
+
+
+_compiled: dict[tuple[Any, ...], Compiled] = {}
+
+
+def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Compiled | None:
+    """Return the kernel compiled for such arguments in this process, None if there is none."""
+    return _compiled.get(_key(kernel, args, meta))
+
+
+def _key(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
+    parts: list[Any] = [kernel, *meta, *meta.values()]
+    for parameter, value in zip(kernel.params, args, strict=False):
+        if parameter.is_constexpr:
+            parts.append(value)
+        else:
+            aligned = not parameter.do_not_specialize_on_alignment
+            specialized = not parameter.do_not_specialize
+            parts.append(native_specialize_impl(_kind(), value, parameter.is_const, specialized, aligned))
+    return tuple(parts)
+
+
+@functools.cache
+def _kind() -> Any:
+    return type(make_backend(TARGET))
+
+
+def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Compiled:
+    """Compile a kernel for a launch, or load it from the cache.
+
+    Raises NotImplementedError for an operation that is not supported, CompilerError if there is no compiler or it
+    fails.
+    """
+    backend, bind = _binder(kernel)
+    bound, specialization, extra = bind(*args, **meta)
+    options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+    source = ASTSource(kernel, signature, constants, attributes)
+    name = f"{kernel.__name__} {source.hash()} {options.hash()}"
+    library = build.lookup(name)
+    if library is None:
+        text, scratch = translate(ttir(source, options))
+        text += f"const int64_t scratch_bytes = {scratch};\n"
+        library = build.store(name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",))
+    address = ctypes.cast(library.run, ctypes.c_void_p).value or 0
+    scratch = ctypes.c_int64.in_dll(library, "scratch_bytes").value
+    compiled = Compiled(library, address, scratch, tuple(_kinds(signature.values())))
+    _compiled[_key(kernel, args, meta)] = compiled
+    return compiled
+
+
+@functools.cache
+def _binder(kernel: Any) -> tuple[Any, Callable[..., Any]]:
+    backend = make_backend(TARGET)
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+def ttir(source: Any, options: Any) -> str:
+    """Return the TTIR of a kernel."""
+    backend, context = make_backend(TARGET), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(TARGET, options, functions, modules, context)
+    stages: dict[str, Callable[..., Any]] = {}
+    backend.add_stages(stages, options, source.language)
+    return str(stages["ttir"](module, {}))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _kinds(signature: Any) -> Iterator[str]:
+    """Return how each argument is passed, "" for constants."""
+    for kind in signature:
+        if isinstance(kind, tuple | list):
+            yield from _kinds(kind)
+        elif kind == "constexpr":
+            yield ""
+        elif kind.startswith("tensordesc"):
+            raise NotImplementedError("tensor descriptors are not supported on the CPU")
+        else:
+            yield "pointer" if kind.startswith("*") else kind if kind in ("fp32", "fp64") else "integer"
+
+
+_SLOTS: dict[str, Callable[[Any], int]] = {
+    "pointer": lambda value: int(value.data_ptr()),
+    "integer": int,
+    "fp32": lambda value: int(struct.unpack("I", struct.pack("f", value))[0]),
+    "fp64": lambda value: int(struct.unpack("q", struct.pack("d", value))[0]),
+}
+
+
+@functools.cache
+def _threads() -> ctypes.CDLL:
+    library = build.library("threads", (Path(__file__).parent / "threads.c").read_text())
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.launch.argtypes = [pointer, pointer, pointer, integer, ctypes.c_int]
+    return library

@@ -1,0 +1,112 @@
+// Run the programs of a grid on threads. A program takes the next number when it is free; nothing depends on the order.
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef void (*Kernel)(const int64_t *args, char *scratch, const int64_t *grid, int64_t begin, int64_t end);
+
+static struct {
+  pthread_mutex_t launch, lock;
+  pthread_cond_t start, done;
+  Kernel kernel;
+  const int64_t *args, *grid;
+  int64_t programs, chunk;
+  size_t scratch;
+  atomic_llong next;
+  atomic_int failed;
+  uint64_t turn;
+  int workers, wanted, busy;
+} pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER};
+
+static char *memory(size_t size) {
+  static __thread char *block;
+  static __thread size_t bytes;
+  if (size > bytes) {
+    free(block);
+    bytes = (size + 4095) / 4096 * 4096;
+    block = aligned_alloc(4096, bytes);
+    if (!block) bytes = 0;
+  }
+  return block;
+}
+
+static int work(Kernel kernel, const int64_t *args, const int64_t *grid, size_t scratch, int64_t begin, int64_t end) {
+  char *block = memory(scratch + 64);
+  if (!block) return 1;
+  kernel(args, block, grid, begin, end);
+  return 0;
+}
+
+static void share(void) {
+  for (;;) {
+    int64_t begin = atomic_fetch_add(&pool.next, pool.chunk), end = begin + pool.chunk;
+    if (begin >= pool.programs) return;
+    if (work(pool.kernel, pool.args, pool.grid, pool.scratch, begin, end < pool.programs ? end : pool.programs))
+      atomic_store(&pool.failed, 1);
+  }
+}
+
+static void *worker(void *number) {
+  uint64_t seen = 0;
+  pthread_mutex_lock(&pool.lock);
+  for (;;) {
+    while (pool.turn == seen || (int)(intptr_t)number >= pool.wanted) {
+      seen = pool.turn;
+      pthread_cond_wait(&pool.start, &pool.lock);
+    }
+    seen = pool.turn;
+    pthread_mutex_unlock(&pool.lock);
+    share();
+    pthread_mutex_lock(&pool.lock);
+    if (--pool.busy == 0) pthread_cond_signal(&pool.done);
+  }
+  return 0;
+}
+
+static void forked(void) {
+  pthread_mutex_init(&pool.launch, 0);
+  pthread_mutex_init(&pool.lock, 0);
+  pthread_cond_init(&pool.start, 0);
+  pthread_cond_init(&pool.done, 0);
+  pool.workers = pool.busy = 0;
+}
+
+// Returns 1 if there is no memory for the blocks of a program.
+int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  int64_t programs = grid[0] * grid[1] * grid[2];
+  if (threads > programs) threads = programs;
+  if (threads <= 1 || pthread_mutex_trylock(&pool.launch)) return work(kernel, args, grid, scratch, 0, programs);
+  void prepare(void);
+  pthread_once(&once, prepare);
+  pthread_mutex_lock(&pool.lock);
+  while (pool.workers < threads - 1) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, worker, (void *)(intptr_t)pool.workers)) break;
+    pthread_detach(thread);
+    pool.workers++;
+  }
+  pool.wanted = pool.workers < threads - 1 ? pool.workers : threads - 1;
+  pool.kernel = kernel;
+  pool.args = args;
+  pool.grid = grid;
+  pool.programs = programs;
+  pool.chunk = programs / (16 * threads) + 1;
+  pool.scratch = scratch;
+  pool.busy = pool.wanted;
+  atomic_store(&pool.next, 0);
+  atomic_store(&pool.failed, 0);
+  pool.turn++;
+  pthread_cond_broadcast(&pool.start);
+  pthread_mutex_unlock(&pool.lock);
+  share();
+  pthread_mutex_lock(&pool.lock);
+  while (pool.busy) pthread_cond_wait(&pool.done, &pool.lock);
+  pthread_mutex_unlock(&pool.lock);
+  int failed = atomic_load(&pool.failed);
+  pthread_mutex_unlock(&pool.launch);
+  return failed;
+}
+
+void prepare(void) { pthread_atfork(0, 0, forked); }
