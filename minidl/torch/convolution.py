@@ -1,4 +1,4 @@
-"""Convolutions in 1, 2 and 3 dimensions, and transposed ones in 1 and 2, as torch operators."""
+"""Convolutions in 1, 2 and 3 dimensions, also transposed, as torch operators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from minidl.ops import conv_geometry
 from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _added_dim
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
-from minidl.ops.conv_volume import Conv3d
+from minidl.ops.conv_volume import Conv3d, ConvTranspose3d
 from minidl.torch.activations import act, parts
 from minidl.torch.registry import LOWER, act_of, last, operator
 
 KINDS: dict[tuple[int, bool], Any] = {
     (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
-    (3, False): Conv3d,
+    (3, False): Conv3d, (3, True): ConvTranspose3d,
 }  # fmt: skip
 # The settings of every convolution operator; padding has two values per axis, before and after.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
@@ -276,4 +276,6 @@ def _functional_transposed(op: str) -> Any:
 
 
 conv1d, conv2d, conv3d = map(_functional, ("conv1d", "conv2d", "conv3d"))
-conv_transpose1d, conv_transpose2d = map(_functional_transposed, ("conv_transpose1d", "conv_transpose2d"))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (
+    _functional_transposed(f"conv_transpose{n}d") for n in (1, 2, 3)
+)

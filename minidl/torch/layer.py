@@ -73,17 +73,18 @@ class Accelerated(nn.Module):
 class Layer(Accelerated):
     """The base class of layers: a subclass computes `_minidl_forward` with operators."""
 
-    # Methods and functions of torch.nn.functional that torch's forward calls: if one was patched, torch's forward runs.
+    # Methods, and the function of torch.nn.functional, that torch's forward calls: if one was patched, it runs.
     _minidl_watched_methods: ClassVar[tuple[str, ...]] = ()
-    _minidl_watched_functions: ClassVar[tuple[str, ...]] = ()
+    _minidl_op: ClassVar[str]
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     _minidl_original_methods: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        torch_class = vars(cls).get("_minidl_torch_class")
-        if torch_class is None:
+        torch_class: Any = cls.__bases__[-1]
+        if issubclass(torch_class, Accelerated):  # a base of layers, or a subclass that torch created
             return
-        names = [(torch_class, "forward"), *((F, name) for name in cls._minidl_watched_functions)]
+        cls._minidl_torch_class = torch_class
+        names = (torch_class, "forward"), (F, cls._minidl_op)
         cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
         methods = cls._minidl_watched_methods
         cls._minidl_original_methods = tuple((name, _original(torch_class, name)) for name in methods)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from minidl.torch import activations, convolution, pooling, rows
+from minidl.torch import activations, convolution, pooling, resampling, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.layer import Layer, few_rows, wide_volume
 
@@ -39,16 +39,8 @@ class _Conv(Layer):
         return ()
 
 
-class Conv1d(_Conv, nn.Conv1d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv1d, "conv1d", ("conv1d",)
-
-
-class Conv2d(_Conv, nn.Conv2d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv2d, "conv2d", ("conv2d",)
-
-
 class Conv3d(_Conv, nn.Conv3d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv3d, "conv3d", ("conv3d",)
+    _minidl_op = "conv3d"
 
     @classmethod
     def _minidl_slow_reason(cls, module: Any) -> str:
@@ -66,18 +58,8 @@ class _ConvTranspose(_Conv):
         return (self.output_padding,)
 
 
-class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    _minidl_torch_class, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
-    _minidl_watched_functions = ("conv_transpose1d",)
-
-
-class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    _minidl_torch_class, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
-    _minidl_watched_functions = ("conv_transpose2d",)
-
-
 class _BatchNorm(Layer):
-    _minidl_watched_functions = ("batch_norm",)
+    _minidl_op = "batch_norm"
 
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
@@ -107,20 +89,8 @@ class _BatchNorm(Layer):
         return norms.batch_norm_training(input, *affine, added, *buffers, momentum, self.eps, name, slope)[0]
 
 
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    _minidl_torch_class = nn.BatchNorm1d
-
-
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    _minidl_torch_class = nn.BatchNorm2d
-
-
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    _minidl_torch_class = nn.BatchNorm3d
-
-
 class Linear(Layer, nn.Linear):
-    _minidl_torch_class, _minidl_watched_functions = nn.Linear, ("linear",)
+    _minidl_op = "linear"
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         if not super()._minidl_takes(input, *more):
@@ -132,9 +102,7 @@ class Linear(Layer, nn.Linear):
         return activations.linear(input, self.weight, self.bias)
 
 
-class MaxPool2d(Layer, nn.MaxPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.MaxPool2d, ("max_pool2d",)
-
+class _MaxPool(Layer):
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         return "return_indices" if module.return_indices else ""
@@ -142,49 +110,56 @@ class MaxPool2d(Layer, nn.MaxPool2d):
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input, *more) and not self.return_indices
 
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
+    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
         settings = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        return pooling.max_pool2d(input, *settings)
+        return getattr(pooling, self._minidl_op)(input, *settings)
 
 
-class AvgPool2d(Layer, nn.AvgPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.AvgPool2d, ("avg_pool2d",)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
+class _AvgPool(Layer):
+    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
         settings = self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        return pooling.avg_pool2d(input, *settings, self.divisor_override)
+        return getattr(pooling, self._minidl_op)(input, *settings, self.divisor_override)
 
 
-class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.AdaptiveAvgPool2d, ("adaptive_avg_pool2d",)
+class _AdaptiveAvgPool(Layer):
+    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
+        return getattr(pooling, self._minidl_op)(input, self.output_size)
+
+
+class Upsample(Layer, nn.Upsample):
+    _minidl_op = "interpolate"
+
+    def _minidl_takes(self, input: Any, *more: Any) -> bool:
+        return super()._minidl_takes(input, *more) and 0 not in input.shape[2:]
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return pooling.adaptive_avg_pool2d(input, self.output_size)  # type: ignore[arg-type]
+        options = self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
+        return resampling.interpolate(input, *options)
 
 
 class LayerNorm(Layer, nn.LayerNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.LayerNorm, ("layer_norm",)
+    _minidl_op = "layer_norm"
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return rows.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Layer, nn.RMSNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.RMSNorm, ("rms_norm",)
+    _minidl_op = "rms_norm"
 
     def _minidl_forward(self, x: torch.Tensor) -> torch.Tensor:
         return rows.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
 
 class GroupNorm(Layer, nn.GroupNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.GroupNorm, ("group_norm",)
+    _minidl_op = "group_norm"
 
     def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
         return rows.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class Softmax(Layer, nn.Softmax):
-    _minidl_torch_class, _minidl_watched_functions = nn.Softmax, ("softmax",)
+    _minidl_op = "softmax"
 
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
@@ -199,7 +174,7 @@ class Softmax(Layer, nn.Softmax):
 
 
 class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
-    _minidl_torch_class, _minidl_watched_functions = nn.CrossEntropyLoss, ("cross_entropy",)
+    _minidl_op = "cross_entropy"
 
     def _minidl_takes(self, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
@@ -211,10 +186,28 @@ class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
         )  # fmt: skip
 
 
+# Classes that only name torch's class and function.
+_NAMED: dict[type[Layer], dict[Any, str]] = {
+    _Conv: {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"},
+    _ConvTranspose: {
+        nn.ConvTranspose1d: "conv_transpose1d", nn.ConvTranspose2d: "conv_transpose2d",
+        nn.ConvTranspose3d: "conv_transpose3d",
+    },
+    _BatchNorm: dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
+    _MaxPool: {nn.MaxPool2d: "max_pool2d", nn.MaxPool3d: "max_pool3d"},
+    _AvgPool: {nn.AvgPool2d: "avg_pool2d", nn.AvgPool3d: "avg_pool3d"},
+    _AdaptiveAvgPool: {nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d", nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d"},
+}  # fmt: skip
+
+
+def _named(torch_class: Any, base: type[Layer], op: str) -> Any:
+    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": op})
+
+
 CLASSES: dict[type[nn.Module], type[Layer]] = {
     each._minidl_torch_class: each
     for each in (
-        Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, BatchNorm1d, BatchNorm2d, BatchNorm3d, Linear,
-        MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,
+        *(_named(torch_class, base, op) for base, ops in _NAMED.items() for torch_class, op in ops.items()),
+        Conv3d, Linear, Upsample, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,
     )
 }  # fmt: skip

@@ -17,8 +17,7 @@ from minidl.torch import registry
 _ROWS: dict[str, tuple[tuple[int, ...], int]] = {
     "bias_act": ((0,), 1), "linear": ((0,), 1), "convolution": ((0, 4), 1), "batch_norm_inference": ((0, 3), 1),
     "max_pool2d": ((0,), 2), "max_pool2d_backward": ((0, 1), 1), "avg_pool2d": ((0,), 1),
-    "avg_pool2d_backward": ((0,), 1), "adaptive_avg_pool2d": ((0,), 1), "adaptive_avg_pool2d_backward": ((0,), 1),
-    "scaled_sum": ((0, 2, 3), 1),
+    "scaled_sum": ((0, 2, 3), 1), "attention": ((0, 1, 2, 3, 4), 2), "resample": ((0,), 1),
 }  # fmt: skip
 
 

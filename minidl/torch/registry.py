@@ -117,6 +117,32 @@ def operator(
     return register
 
 
+def linear_operator(schema: str, output: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorate a linear function of images as an operator NAME(x, size, SETTINGS) with channels-last results.
+
+    Without a size it computes images of `output(x, *settings)`; with one the gradient of images of that size, for dy.
+    So derivatives of every order are this operator.
+    """
+    head, settings = schema.split("(")
+
+    def fake(x: Any, size: Any, *more: Any) -> torch.Tensor:
+        return last([*x.shape[:2], *(size or output(x, *more))], x)
+
+    def save(ctx: Any, inputs: Any, result: Any) -> None:
+        x, size, *ctx.settings = inputs
+        ctx.size = [] if size else list(x.shape[2:])
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(ctx: Any, dy: torch.Tensor) -> Gradients:
+            return call(dy, ctx.size, *ctx.settings), *[None] * (len(ctx.settings) + 1)
+
+        arguments = f"{head}(Tensor x, SymInt[] size, {settings}"
+        call = operator(f"{arguments}) -> Tensor", fake, save=save, backward=backward, replay=True)(run)
+        return call
+
+    return register
+
+
 def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     if launch.INTERPRETED:
         return run

@@ -113,6 +113,20 @@ def test_training_evaluation_and_channels_last(pair):
     _same(ours, theirs, x)
 
 
+def test_volumes_and_sequences(device):
+    ours, theirs, _ = _pair(
+        lambda: nn.Sequential(
+            nn.ConvTranspose3d(2, 3, 3, 2, 1, 1), nn.MaxPool3d(3, 2, 1), nn.Upsample(None, 1.5, "trilinear"),
+            nn.AvgPool3d((2, 1, 3), 1, ceil_mode=True), nn.AdaptiveAvgPool3d((2, None, 1)), nn.Flatten(3),
+            nn.Upsample((5, 3), mode="bicubic"),
+        ),
+        device,
+    )  # fmt: skip
+    assert {line.how for line in mt.report(ours) if line.module and line.kind != "Flatten"} == {"operator"}
+    x = torch.randn(2, 2, 3, 4, 3, dtype=torch.float64, device=device)
+    _same(ours, theirs, x)
+
+
 def test_the_report_names_each_layer_and_why_others_stay(device):
     class Odd(nn.Linear):
         pass
@@ -250,7 +264,7 @@ def test_state_dicts_copies_pickles_and_restore(pair):
     theirs.load_state_dict(ours.state_dict())
     assert list(ours.state_dict()) == list(theirs.state_dict())
     twin = copy.deepcopy(ours)
-    assert isinstance(twin.stem[0], layers.Conv2d)
+    assert isinstance(twin.stem[0], layers.CLASSES[nn.Conv2d])
     assert twin.stem[0].weight is not ours.stem[0].weight
     _same(twin, copy.deepcopy(theirs), x)
     file = io.BytesIO()
