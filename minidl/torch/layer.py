@@ -75,7 +75,7 @@ class Layer(Accelerated):
 
     # Methods, and the function of torch.nn.functional, that torch's forward calls: if one was patched, it runs.
     _minidl_watched_methods: ClassVar[tuple[str, ...]] = ()
-    _minidl_op: ClassVar[str]
+    _minidl_op: ClassVar[str] = ""
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     _minidl_original_methods: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
@@ -84,7 +84,7 @@ class Layer(Accelerated):
         if issubclass(torch_class, Accelerated):  # a base of layers, or a subclass that torch created
             return
         cls._minidl_torch_class = torch_class
-        names = (torch_class, "forward"), (F, cls._minidl_op)
+        names = [(torch_class, "forward"), *([(F, cls._minidl_op)] if cls._minidl_op else [])]
         cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
         methods = cls._minidl_watched_methods
         cls._minidl_original_methods = tuple((name, _original(torch_class, name)) for name in methods)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
-from minidl.torch import activations, convolution, pooling, resampling, rows
+from minidl.nn.recurrent import RNNBase
+from minidl.torch import activations, convolution, pooling, recurrent, resampling, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.layer import Layer, few_rows, wide_volume
 
@@ -186,6 +188,21 @@ class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
         )  # fmt: skip
 
 
+class _Recurrent(Layer):
+    _recurrence, _ops, _tensor_class = staticmethod(recurrent.recurrence), recurrent, torch.Tensor
+    _minidl_forward, _forward_packed, _layers = RNNBase.forward, RNNBase._forward_packed, RNNBase._layers
+    _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
+    _suffixes = RNNBase._suffixes
+
+    @classmethod
+    def _minidl_refusal(cls, module: Any) -> str:
+        return f"proj_size {module.proj_size}" if module.proj_size else ""
+
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
+        x = input.data if isinstance(input, PackedSequence) else input
+        return super()._minidl_takes(x, *more[1:]) and x.numel() > 0 and not self.proj_size
+
+
 # Classes that only name torch's class and function.
 _NAMED: dict[type[Layer], dict[Any, str]] = {
     _Conv: {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"},
@@ -196,6 +213,7 @@ _NAMED: dict[type[Layer], dict[Any, str]] = {
     _BatchNorm: dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
     _MaxPool: {nn.MaxPool2d: "max_pool2d", nn.MaxPool3d: "max_pool3d"},
     _AvgPool: {nn.AvgPool2d: "avg_pool2d", nn.AvgPool3d: "avg_pool3d"},
+    _Recurrent: dict.fromkeys((nn.LSTM, nn.GRU), ""),
     _AdaptiveAvgPool: {nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d", nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d"},
 }  # fmt: skip
 
