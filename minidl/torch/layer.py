@@ -71,7 +71,11 @@ class Accelerated(nn.Module):
 
 
 class Layer(Accelerated):
-    """The base class of layers: a subclass computes `_minidl_forward` with operators."""
+    """The base class of layers: `_minidl_forward` computes with operators, unless overridden `_minidl_function` of the
+    input and the attributes `_minidl_settings`."""
+
+    _minidl_function: ClassVar[Any]
+    _minidl_settings: ClassVar[list[str]]
 
     # Methods, and the function of torch.nn.functional, that torch's forward calls: if one was patched, it runs.
     _minidl_watched_methods: ClassVar[tuple[str, ...]] = ()
@@ -103,6 +107,9 @@ class Layer(Accelerated):
         """Return why a module of torch's class is not switched, "" if it is."""
         return ""
 
+    def _minidl_forward(self, *inputs: Any, **_: Any) -> Any:
+        return self._minidl_function(*inputs, *[getattr(self, name) for name in self._minidl_settings])
+
     @classmethod
     def _minidl_slow_reason(cls, module: Any) -> str:
         """Return why it is not switched without timing, "" if it is; from benchmarks of random shapes
@@ -117,6 +124,8 @@ class Layer(Accelerated):
         for name, original in self._minidl_original_methods:
             if getattr(getattr(self, name), "__func__", None) is not original:
                 return False
+        if self._minidl_refusal(self):
+            return False
         return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
 
 

@@ -25,10 +25,7 @@ class _Conv(Layer):
         return "" if module.padding_mode == "zeros" else f"padding_mode {module.padding_mode!r}"
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        return (
-            super()._minidl_takes(input, *more) and self.padding_mode == "zeros"
-            and input.dim() == len(self.kernel_size) + 2
-        )  # fmt: skip
+        return super()._minidl_takes(input, *more) and input.dim() == len(self.kernel_size) + 2
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it, and may return another value each time
@@ -70,9 +67,8 @@ class _BatchNorm(Layer):
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        if not super()._minidl_takes(input, *more) or (self._minidl_uses_batch_statistics and input.numel() == 0):
-            return False
-        return self.momentum is not None or self.num_batches_tracked is not None
+        takes = super()._minidl_takes(input, *more)
+        return takes and not (self._minidl_uses_batch_statistics and input.numel() == 0)
 
     @property
     def _minidl_uses_batch_statistics(self: Any) -> bool:
@@ -91,17 +87,12 @@ class _BatchNorm(Layer):
         return norms.batch_norm_training(input, *affine, added, *buffers, momentum, self.eps, name, slope)[0]
 
 
-class Linear(Layer, nn.Linear):
-    _minidl_op = "linear"
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
+class _Linear(Layer):
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         if not super()._minidl_takes(input, *more):
             return False
         # Comparing the number of rows would put a guard on the dynamic batch size of a compiled graph.
         return torch.compiler.is_compiling() or not few_rows(input, self.in_features, self.out_features)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return activations.linear(input, self.weight, self.bias)
 
 
 class _MaxPool(Layer):
@@ -109,70 +100,11 @@ class _MaxPool(Layer):
     def _minidl_refusal(cls, module: Any) -> str:
         return "return_indices" if module.return_indices else ""
 
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input, *more) and not self.return_indices
 
-    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
-        settings = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        return getattr(pooling, self._minidl_op)(input, *settings)
-
-
-class _AvgPool(Layer):
-    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
-        settings = self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        return getattr(pooling, self._minidl_op)(input, *settings, self.divisor_override)
-
-
-class _AdaptiveAvgPool(Layer):
-    def _minidl_forward(self: Any, input: torch.Tensor) -> Any:
-        return getattr(pooling, self._minidl_op)(input, self.output_size)
-
-
-class Upsample(Layer, nn.Upsample):
-    _minidl_op = "interpolate"
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input, *more) and 0 not in input.shape[2:]
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        options = self.size, self.scale_factor, self.mode, self.align_corners, self.recompute_scale_factor
-        return resampling.interpolate(input, *options)
-
-
-class LayerNorm(Layer, nn.LayerNorm):
-    _minidl_op = "layer_norm"
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return rows.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(Layer, nn.RMSNorm):
-    _minidl_op = "rms_norm"
-
-    def _minidl_forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rows.rms_norm(x, self.normalized_shape, self.weight, self.eps)
-
-
-class GroupNorm(Layer, nn.GroupNorm):
-    _minidl_op = "group_norm"
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return rows.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-
-
-class Softmax(Layer, nn.Softmax):
-    _minidl_op = "softmax"
-
+class _Softmax(Layer):
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         return "dim is None" if module.dim is None else ""
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input, *more) and self.dim is not None
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        assert self.dim is not None
-        return rows.softmax(input, self.dim)
 
 
 class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
@@ -190,9 +122,11 @@ class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
 
 class _Recurrent(Layer):
     _recurrence, _ops, _tensor_class = staticmethod(recurrent.recurrence), recurrent, torch.Tensor
-    _minidl_forward, _forward_packed, _layers = RNNBase.forward, RNNBase._forward_packed, RNNBase._layers
+    _forward_packed, _layers, _suffixes = RNNBase._forward_packed, RNNBase._layers, RNNBase._suffixes
     _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
-    _suffixes = RNNBase._suffixes
+
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
+        return RNNBase.forward(self, *inputs)
 
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
@@ -200,10 +134,10 @@ class _Recurrent(Layer):
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         x = input.data if isinstance(input, PackedSequence) else input
-        return super()._minidl_takes(x, *more[1:]) and x.numel() > 0 and not self.proj_size
+        return super()._minidl_takes(x, *more[1:]) and x.numel() > 0
 
 
-# Classes that only name torch's class and function.
+# Classes that only name torch's class and its function.
 _NAMED: dict[type[Layer], dict[Any, str]] = {
     _Conv: {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"},
     _ConvTranspose: {
@@ -211,21 +145,38 @@ _NAMED: dict[type[Layer], dict[Any, str]] = {
         nn.ConvTranspose3d: "conv_transpose3d",
     },
     _BatchNorm: dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
-    _MaxPool: {nn.MaxPool2d: "max_pool2d", nn.MaxPool3d: "max_pool3d"},
-    _AvgPool: {nn.AvgPool2d: "avg_pool2d", nn.AvgPool3d: "avg_pool3d"},
     _Recurrent: dict.fromkeys((nn.LSTM, nn.GRU), ""),
-    _AdaptiveAvgPool: {nn.AdaptiveAvgPool2d: "adaptive_avg_pool2d", nn.AdaptiveAvgPool3d: "adaptive_avg_pool3d"},
 }  # fmt: skip
+_MAX, _AVG = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding ceil_mode count_include_pad"
+# Classes that call a function with the input and attributes.
+_CALLED: dict[Any, tuple[type[Layer], Any, str]] = {
+    nn.Linear: (_Linear, activations.linear, "weight bias"),
+    nn.MaxPool2d: (_MaxPool, pooling.max_pool2d, _MAX),
+    nn.MaxPool3d: (_MaxPool, pooling.max_pool3d, _MAX),
+    nn.AvgPool2d: (Layer, pooling.avg_pool2d, f"{_AVG} divisor_override"),
+    nn.AvgPool3d: (Layer, pooling.avg_pool3d, f"{_AVG} divisor_override"),
+    nn.AdaptiveAvgPool2d: (Layer, pooling.adaptive_avg_pool2d, "output_size"),
+    nn.AdaptiveAvgPool3d: (Layer, pooling.adaptive_avg_pool3d, "output_size"),
+    nn.Upsample: (Layer, resampling.interpolate, "size scale_factor mode align_corners recompute_scale_factor"),
+    nn.LayerNorm: (Layer, rows.layer_norm, "normalized_shape weight bias eps"),
+    nn.RMSNorm: (Layer, rows.rms_norm, "normalized_shape weight eps"),
+    nn.GroupNorm: (Layer, rows.group_norm, "num_groups weight bias eps"),
+    nn.Softmax: (_Softmax, rows.softmax, "dim"),
+}
 
 
-def _named(torch_class: Any, base: type[Layer], op: str) -> Any:
-    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": op})
+def _subclass(torch_class: Any, base: type[Layer], op: str, **members: Any) -> Any:
+    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": op, **members})
 
 
 CLASSES: dict[type[nn.Module], type[Layer]] = {
-    each._minidl_torch_class: each
-    for each in (
-        *(_named(torch_class, base, op) for base, ops in _NAMED.items() for torch_class, op in ops.items()),
-        Conv3d, Linear, Upsample, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,
-    )
-}  # fmt: skip
+    nn.Conv3d: Conv3d,
+    nn.CrossEntropyLoss: CrossEntropyLoss,
+    **{kind: _subclass(kind, base, op) for base, ops in _NAMED.items() for kind, op in ops.items()},
+    **{
+        kind: _subclass(
+            kind, base, function.__name__, _minidl_function=staticmethod(function), _minidl_settings=names.split()
+        )
+        for kind, (base, function, names) in _CALLED.items()
+    },
+}
