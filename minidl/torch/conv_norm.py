@@ -60,13 +60,11 @@ def _gradients(
     """Return the requested gradients of x, weight, bias, `added`, and the batch norm's weight and bias."""
     *settings, name, slope, needs = more
     mask = [True, needs[4], needs[5], needs[3] and y is not None]
-    gradients = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, mask))
-    dz, dgamma, dbeta, dadded = (next(gradients) if want else None for want in mask)
+    dz, dgamma, dbeta, dadded = norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, mask)
     if needs[3] and y is None:
         dadded = dy
-    conv_mask = [*needs[:3], False]
-    gradients = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, conv_mask))
-    return *(next(gradients) if want else None for want in conv_mask[:3]), dadded, dgamma, dbeta
+    gradients = conv_back(dz, x, weight, None, *settings, None, 0.0, [*needs[:3], False])
+    return *gradients[:3], dadded, dgamma, dbeta
 
 
 @operator(

@@ -19,7 +19,7 @@ from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
 from minidl.ops.conv_volume import Conv3d, ConvTranspose3d
 from minidl.torch.activations import act, parts
-from minidl.torch.registry import LOWER, act_of, last, operator
+from minidl.torch.registry import LOWER, Gradients, act_of, last, operator
 
 KINDS: dict[tuple[int, bool], Any] = {
     (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
@@ -74,16 +74,14 @@ class Convolution:
 
     def backward(
         self, dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, want_x: bool, want_weight: bool
-    ) -> list[torch.Tensor]:
-        """Return the requested gradients of dz [N, M, ...] in channels-last layout."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the requested gradients of x and weight from dz [N, M, ...] in channels-last layout."""
         ctx, dz = SimpleNamespace(geometry=self.geometry, form=None), self.up(dz)
-        gradients = []
-        if want_x:
-            gradients.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
-        if want_weight:
-            dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
-            gradients.append(_with_strides_of(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
-        return gradients
+        dx = self.down(self.kind.grad_input(ctx, dz, self.up(weight))) if want_x else None
+        if not want_weight:
+            return dx, None
+        dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
+        return dx, _with_strides_of(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight)
 
 
 def _with_strides_of(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -135,8 +133,7 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = [needs[0], needs[1], needs[2], needs[4] and y is not None]
-    gradients = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, mask))
-    dx, dw, db, dz = (next(gradients) if want else None for want in mask)
+    dx, dw, db, dz = convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, mask)
     if needs[4] and y is None:
         dz = dy
     return dx, dw, db, None, dz, *[None] * 8
@@ -164,11 +161,8 @@ def convolution(
     return elementwise.add_act(y, added, how)
 
 
-def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[torch.Tensor]:
-    mask = more[-1]
-    channels = dy.new_empty(dy.shape[1])
-    gradients = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+def _fake_backward(dy: Any, x: Any, weight: Any, *_: Any) -> list[torch.Tensor]:
+    return [last(x.shape, x), last(weight.shape, x), dy.new_empty(dy.shape[1]), last(dy.shape, x)]
 
 
 @operator(
@@ -178,9 +172,9 @@ def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[tor
 )  # fmt: skip
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
-) -> list[torch.Tensor]:
+) -> Gradients:
     """Return the requested gradients of x, weight, bias and `added`."""
-    *settings, name, slope, (want_x, want_weight, want_bias, want_added) = more
+    *settings, name, slope, (want_x, want_weight, want_bias, _) = more
     dy = dy.movedim(1, -1)
     if dy.stride(-1) != 1:
         dy = dy.contiguous()
@@ -188,11 +182,7 @@ def convolution_backward(
     dz, db = bias_act.bias_act_grad(dy, output, None, act_of(name, slope), y is not None, want_bias=want_bias)
     assert dz is not None
     dz = dz.contiguous().movedim(-1, 1)
-    gradients = Convolution(x, weight, settings).backward(dz, x, weight, want_x, want_weight)
-    if want_bias:
-        assert db is not None
-        gradients.append(db)
-    return [*gradients, dz] if want_added else gradients
+    return *Convolution(x, weight, settings).backward(dz, x, weight, want_x, want_weight), db, dz
 
 
 def settings_of(

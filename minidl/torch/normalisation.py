@@ -18,7 +18,7 @@ from minidl.kernels.norm.fold import running_rstd
 from minidl.ops import folds
 from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch.activations import parts
-from minidl.torch.registry import LOWER, accumulator, act_of, last, may_want, operator, straight
+from minidl.torch.registry import LOWER, Gradients, accumulator, act_of, last, may_want, operator, straight
 
 RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
 
@@ -71,8 +71,7 @@ def _input_gradients(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
     needs = list(ctx.needs_input_grad[:4])
     mask = [*needs[:3], needs[3] and y is not None]
     settings = ctx.training, ctx.name, ctx.slope
-    computed = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, mask))
-    grads: list[torch.Tensor | None] = [next(computed) if want else None for want in mask]
+    grads: list[torch.Tensor | None] = batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, mask)
     if needs[3] and y is None:
         grads[3] = dy
     return grads
@@ -145,8 +144,7 @@ def _fake_backward(
     mask: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
-    gradients = last(x.shape, x), *vectors, last(x.shape, x)
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [last(x.shape, x), *vectors, last(x.shape, x)]
 
 
 @operator(
@@ -157,7 +155,7 @@ def _fake_backward(
 def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
     training: bool, name: Any, slope: float, mask: list[bool],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Return the requested gradients of x, weight, bias and `added`."""
     arguments = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
     want_x, want_weight, want_bias, _ = mask
@@ -169,8 +167,7 @@ def batch_norm_backward(
         dx, dweight, dbias, dz = kernels.normalise_grad(
             dy, *arguments, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
         )
-    gradients = zip((dx, dweight, dbias, dz), mask, strict=True)
-    return [gradient for gradient, want in gradients if want and gradient is not None]
+    return dx, dweight, dbias, dz
 
 
 def batch_norm(

@@ -17,7 +17,7 @@ from torch import stack as stack
 from minidl.kernels import recurrent as kernels
 from minidl.ops.recurrent import Recurrence, check_operands, steps_of
 from minidl.torch.activations import linear as linear
-from minidl.torch.registry import LOWER, accumulator, operator
+from minidl.torch.registry import LOWER, Gradients, accumulator, operator
 
 SETTINGS = "str mode, int[] sizes, bool reverse"
 
@@ -38,8 +38,7 @@ def _save(ctx: Any, inputs: Any, output: Any) -> None:
 def _gradients(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> Any:
     mask = list(ctx.needs_input_grad[:5])
     weight, *saved = ctx.saved_tensors
-    gradients = iter(recurrence_backward(weight, dy, dh, dc, *saved, *ctx.settings, mask))
-    return *(next(gradients) if want else None for want in mask), None, None, None
+    return *recurrence_backward(weight, dy, dh, dc, *saved, *ctx.settings, mask), None, None, None
 
 
 @operator(
@@ -61,7 +60,7 @@ def _recurrence(
 def _fake_backward(weight: Any, dy: Any, dh: Any, dc: Any, gates: Any, before: Any, *more: Any) -> list[torch.Tensor]:
     (rows, H), (hidden, _), batch = before.shape, weight.shape, more[2][0]
     shapes = (rows, hidden), (batch, H), (batch, H), weight.shape, (hidden,)
-    return [weight.new_empty(shape) for shape, want in zip(shapes, more[-1], strict=True) if want]
+    return [weight.new_empty(shape) for shape in shapes]
 
 
 @operator(
@@ -71,12 +70,13 @@ def _fake_backward(weight: Any, dy: Any, dh: Any, dc: Any, gates: Any, before: A
 )  # fmt: skip
 def recurrence_backward(
     weight: torch.Tensor, dy: Any, dh: Any, dc: Any, gates: Any, before: Any, c_before: Any, *more: Any
-) -> list[torch.Tensor]:
+) -> Gradients:
     """Return the requested gradients of x, h, c, weight and bias."""
     mode, sizes, reverse, mask = more
     saved = weight, gates, before, c_before if mode == "LSTM" else None
     ctx = SimpleNamespace(saved=saved, mode=mode, steps=steps_of(sizes, reverse), batch=max(sizes), needs=mask)
-    return [each for each, want in zip(Recurrence.backward(ctx, dy, dh, dc), mask, strict=False) if want]
+    gradients: Gradients = Recurrence.backward(ctx, dy, dh, dc)[:5]
+    return gradients
 
 
 def recurrence(x: torch.Tensor, state: Any, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:

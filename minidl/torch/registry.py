@@ -55,16 +55,21 @@ def operator(
               RESULT: no tensor is cast, and the argument with the result's dtype becomes float32 if it is None
     pack      index of a convolution's weight, which autocast writes in channels-last memory when it casts it
     replay    the function meets the conditions of `launch_cache.replay`
-    """
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+    If the schema ends in "bool[] wanted) -> Tensor[]", function, `fake` and the result return a gradient for each of
+    these flags, which is not used, or None from the result, where it is False: the operator returns the others.
+    """
+    is_masked = schema.endswith("bool[] wanted) -> Tensor[]")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
+        run = _masked(function) if is_masked else function
         calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         called = run if calls is None else calls
         _library.impl(name, called, "CUDA")
         _library.impl(name, _on_cpu(name, called), "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _masked(fake) if is_masked else fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
 
@@ -99,7 +104,7 @@ def operator(
                 _library.impl(name, _autocast(op, kind, *cast, pack), f"Autocast{kind.upper()}")
         lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ()), pack) for kind in ("cpu", "cuda")}
 
-        def call(*args: Any) -> Any:
+        def call_unmasked(*args: Any) -> Any:
             if torch.compiler.is_compiling() or transformed() or torch._C._get_tracing_state() is not None:
                 return op(*args)
             run_ = recorded
@@ -110,11 +115,28 @@ def operator(
                 run_ = lowered[kind] if torch.is_autocast_enabled(kind) else recorded
             return run_(*args)
 
+        def call_masked(*args: Any) -> Any:
+            return spread(call_unmasked(*args), args[-1])
+
         NAMES.append(name)
-        call.function = run  # type: ignore[attr-defined]
+        call = call_masked if is_masked else call_unmasked
+        call.function = function  # type: ignore[attr-defined]
         return call
 
     return register
+
+
+def _masked(function: Callable[..., Any]) -> Callable[..., Any]:
+    def masked(*args: Any) -> list[torch.Tensor]:
+        return [gradient for gradient, want in zip(function(*args), args[-1], strict=True) if want]
+
+    return masked
+
+
+def spread(gradients: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Return the gradients at the flags that are True, None at the others."""
+    following = iter(gradients)
+    return [next(following) if want else None for want in mask]
 
 
 def linear_operator(schema: str, output: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
