@@ -32,10 +32,9 @@ class _Recurrent(Module):
     """What layers and cells share: sizes, parameters of one product pair, and the check of states."""
 
     mode: str
-    # `torch.layers` has other values of these, for torch's tensors.
+    # `minidl.torch.layers` has other values of these, for torch's tensors.
     _ops: Any = ops
-    _recurrence: Any = staticmethod(recurrence)
-    _tensor_class: type = Tensor
+    _linear, _recurrence, _tensor_class = staticmethod(ops.linear), staticmethod(recurrence), Tensor
 
     def _set_sizes(self, input_size: int, hidden_size: int, bias: bool) -> None:
         name = type(self).__name__
@@ -63,9 +62,7 @@ class _Recurrent(Module):
         """Return y [N, H] and the last states [B, H] of a layer and direction, for inputs [N, I]."""
         weight, hidden = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         bias, hidden_bias = (getattr(self, f"bias_{on}{suffix}") if self.bias else None for on in ("ih", "hh"))
-        return self._recurrence(
-            self._ops.linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse
-        )
+        return self._recurrence(self._linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
 
     def _states(self, hx: Hidden | None, shape: list[int], like: Tensor) -> list[Tensor]:
         """Return h, and c of lstm, zeros if hx is None. Raises ValueError for another shape, TypeError for no pair."""

@@ -49,18 +49,10 @@ def recurrence(
     TypeError for dtypes that differ or integers.
     """
     h, c = (*state, None)[:2]
-    check_operands(mode, *(None if t is None else t.data for t in (x, h, c, weight, bias)))
-    y: tuple[Tensor, ...] = Recurrence.apply(x, h, c, weight, bias, mode, steps_of(sizes, reverse))
-    return y
-
-
-def check_operands(mode: str, *tensors: torch.Tensor | None) -> None:
-    names = "input", "hx", "cx", "weight_hh", "bias_hh"
-    operands = dict(zip(names, tensors, strict=True))
-    check.floating(mode.partition("_")[0], **operands)
-    check.same(mode.partition("_")[0], **operands)
-
-
-def steps_of(sizes: Sequence[int], reverse: bool) -> kernels.Steps:
+    operands = {"input": x, "hx": h, "cx": c, "weight_hh": weight, "bias_hh": bias}
+    raw = {name: None if t is None else t.data for name, t in operands.items()}
+    check.floating(mode.partition("_")[0], **raw)
+    check.same(mode.partition("_")[0], **raw)
     steps = tuple(zip(accumulate(sizes, initial=0), sizes, strict=False))
-    return steps[::-1] if reverse else steps
+    y: tuple[Tensor, ...] = Recurrence.apply(x, h, c, weight, bias, mode, steps[::-1] if reverse else steps)
+    return y

@@ -9,7 +9,9 @@ import torch
 from minidl.kernels import activation, gemm
 from minidl.kernels import bias_act as kernels
 from minidl.kernels.activation import Activation
-from minidl.torch.registry import LOWER, Gradients, act_of, operator
+from minidl.ops import activation_grad
+from minidl.torch.recorded import recorded
+from minidl.torch.registry import LOWER, Gradients, act_of, operator, straight
 
 
 def parts(how: Activation) -> tuple[str | None, float]:
@@ -34,7 +36,19 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     mask = list(ctx.needs_input_grad[:2])
     if ctx.name is None and not mask[1]:
         return dy, None, None, None
-    return *bias_act_backward(dy, saved, bias, ctx.name, ctx.slope, mask), None, None
+    return *act_gradients(dy, saved, bias, ctx.name, ctx.slope, mask), None, None
+
+
+def act_gradients(dy: torch.Tensor, saved: torch.Tensor, bias: Any, name: Any, slope: float, mask: list[bool]) -> Any:
+    """Return `bias_act_backward`, which has a gradient with `create_graph`."""
+    if not torch.is_grad_enabled() or not straight((dy, saved, bias)):
+        return bias_act_backward(dy, saved, bias, name, slope, mask)
+
+    def gradients(dy: Any, x: Any, b: Any) -> Any:
+        how = act_of(name, slope), from_output(name)
+        return activation_grad.bias_act_grad(dy, x, b, *how, want_x=mask[0], want_bias=mask[1])
+
+    return recorded(gradients, dy, saved, bias)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
@@ -112,6 +126,13 @@ def _save_linear(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     mask = list(ctx.needs_input_grad[:3])
+    if torch.is_grad_enabled():
+        from minidl.torch.convolution import LINEAR, convolution_backward
+
+        dz = dy if y is None else act_gradients(dy, y, None, ctx.name, ctx.slope, [True, False])[0]
+        operands = _rows(dz).unsqueeze(-1), _rows(x).unsqueeze(-1), weight.unsqueeze(-1), None
+        dx, dw, db, _ = convolution_backward(*operands, *LINEAR, None, 0.0, [*mask, False])
+        return dx if dx is None else dx.view(x.shape), dw if dw is None else dw.squeeze(-1), db, None, None
     return *linear_backward(dy, x, weight, y, ctx.name, ctx.slope, mask), None, None
 
 

@@ -18,8 +18,8 @@ from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _added_d
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
 from minidl.ops.conv_volume import Conv3d, ConvTranspose3d
-from minidl.torch.activations import act, parts
-from minidl.torch.registry import LOWER, Gradients, act_of, last, operator
+from minidl.torch.activations import act, act_gradients, parts
+from minidl.torch.registry import LOWER, Gradients, act_of, last, operator, spread
 
 KINDS: dict[tuple[int, bool], Any] = {
     (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
@@ -27,6 +27,7 @@ KINDS: dict[tuple[int, bool], Any] = {
 }  # fmt: skip
 # The settings of every convolution operator; padding has two values per axis, before and after.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
+LINEAR = [1], [0, 0], [1], [0], 1, False  # those of a linear layer, of images [rows, K, 1]
 Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool]
 
 
@@ -133,7 +134,11 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = [needs[0], needs[1], needs[2], needs[4] and y is not None]
-    dx, dw, db, dz = convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, mask)
+    name = ctx.name
+    if y is not None and torch.is_grad_enabled():
+        rows = act_gradients(dy.movedim(1, -1), y.movedim(1, -1), None, name, ctx.slope, [True, False])
+        dy, y, name, mask[3] = rows[0].movedim(-1, 1), None, None, False
+    dx, dw, db, dz = convolution_backward(dy, x, weight, y, *ctx.settings, name, ctx.slope, mask)
     if needs[4] and y is None:
         dz = dy
     return dx, dw, db, None, dz, *[None] * 8
@@ -165,10 +170,36 @@ def _fake_backward(dy: Any, x: Any, weight: Any, *_: Any) -> list[torch.Tensor]:
     return [last(x.shape, x), last(weight.shape, x), dy.new_empty(dy.shape[1]), last(dy.shape, x)]
 
 
+def _save_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    dy, x, weight, y, *ctx.settings, _, _, ctx.mask = inputs
+    if y is not None:
+        raise NotImplementedError("minidl::convolution_backward: with an activation it has no derivative")
+    ctx.save_for_backward(dy, x, weight)
+
+
+def _second_gradients(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    """The gradients of x and of weight are linear in dy and in the other: convolutions, so every order follows."""
+    (dy, x, weight), plain = ctx.saved_tensors, (*ctx.settings, None, 0.0)
+    ddx, ddw, ddb, _ = spread(gradients, ctx.mask)
+    wants_dy, wants_x, wants_weight = ctx.needs_input_grad[:3]
+    ddy = dx = dw = None
+    if ddx is not None and wants_weight:
+        dw = convolution_backward(dy, ddx, weight, None, *plain, [False, True, False, False])[1]
+    if ddw is not None and wants_x:
+        dx = convolution_backward(dy, x, ddw, None, *plain, [True, False, False, False])[0]
+    if wants_dy and ddw is not None:
+        ddy = convolution(x, ddw, ddb, None, None, *plain)
+    if wants_dy and ddx is not None:
+        ddy = convolution(ddx, weight, ddb if ddy is None else None, None, ddy, *plain)
+    if ddy is None and ddb is not None:
+        ddy = ddb.view(-1, *[1] * (dy.dim() - 2)).expand_as(dy)
+    return ddy, dx, dw, *[None] * 10
+
+
 @operator(
     f"convolution_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, {SETTINGS}, str? act, float slope, "
     "bool[] wanted) -> Tensor[]",
-    _fake_backward, replay=True,
+    _fake_backward, save=_save_backward, backward=_second_gradients, replay=True,
 )  # fmt: skip
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any

@@ -12,9 +12,12 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from minidl.nn.recurrent import RNNBase
-from minidl.torch import activations, convolution, pooling, recurrent, resampling, rows
+from minidl.ops.recurrent import recurrence
+from minidl.torch import activations, convolution, pooling, resampling, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.layer import Layer, few_rows, wide_volume
+from minidl.torch.recorded import recorded
+from minidl.torch.registry import straight
 
 
 class _Conv(Layer):
@@ -29,18 +32,18 @@ class _Conv(Layer):
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it, and may return another value each time
-        geometry = self.stride, self.padding, self.dilation, self.groups, *self._minidl_more_settings()
+        geometry = (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.output_padding if self.transposed else None,
+        )
         settings = convolution.settings_of(self._minidl_op, weight, *geometry)
         return convolution.convolved(input, weight, self.bias, settings, how=None)
 
-    def _minidl_more_settings(self) -> tuple[Any, ...]:
-        """Return the last arguments of `convolution.settings_of`, after groups."""
-        return ()
 
-
-class Conv3d(_Conv, nn.Conv3d):
-    _minidl_op = "conv3d"
-
+class _Conv3d(_Conv):
     @classmethod
     def _minidl_slow_reason(cls, module: Any) -> str:
         if wide_volume(module.weight, module.groups):
@@ -53,13 +56,8 @@ class Conv3d(_Conv, nn.Conv3d):
 class _ConvTranspose(_Conv):
     _minidl_watched_methods = ("_output_padding",)
 
-    def _minidl_more_settings(self: Any) -> tuple[Any, ...]:
-        return (self.output_padding,)
-
 
 class _BatchNorm(Layer):
-    _minidl_op = "batch_norm"
-
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         if module.momentum is None and module.num_batches_tracked is None:
@@ -107,26 +105,20 @@ class _Softmax(Layer):
         return "dim is None" if module.dim is None else ""
 
 
-class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
-    _minidl_op = "cross_entropy"
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
+class _CrossEntropy(Layer):
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
 
-    def _minidl_forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return rows.cross_entropy(
-            input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-        )  # fmt: skip
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> torch.Tensor:
+        options = {name: getattr(self, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
+        loss: torch.Tensor = rows.cross_entropy(*inputs, **options)
+        return loss
 
 
 class _Recurrent(Layer):
-    _recurrence, _ops, _tensor_class = staticmethod(recurrent.recurrence), recurrent, torch.Tensor
+    _ops, _linear, _tensor_class = torch, staticmethod(activations.linear), torch.Tensor
     _forward_packed, _layers, _suffixes = RNNBase._forward_packed, RNNBase._layers, RNNBase._suffixes
     _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
-
-    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
-        return RNNBase.forward(self, *inputs)
 
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
@@ -134,22 +126,29 @@ class _Recurrent(Layer):
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         x = input.data if isinstance(input, PackedSequence) else input
-        return super()._minidl_takes(x, *more[1:]) and x.numel() > 0
+        return super()._minidl_takes(x, *more[1:]) and straight((x,)) and x.numel() > 0
+
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
+        return RNNBase.forward(self, *inputs)
+
+    @staticmethod
+    def _recurrence(x: torch.Tensor, state: Any, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
+        operands = [weight, bias, *state]
+        if torch.is_autocast_enabled(x.device.type):  # x is the result of a linear layer
+            operands = [None if t is None else t.to(x.dtype) for t in operands]
+        return recorded(lambda x, w, b, *state: recurrence(x, state, w, b, *settings), x, *operands)
 
 
-# Classes that only name torch's class and its function.
-_NAMED: dict[type[Layer], dict[Any, str]] = {
-    _Conv: {nn.Conv1d: "conv1d", nn.Conv2d: "conv2d"},
-    _ConvTranspose: {
-        nn.ConvTranspose1d: "conv_transpose1d", nn.ConvTranspose2d: "conv_transpose2d",
-        nn.ConvTranspose3d: "conv_transpose3d",
-    },
-    _BatchNorm: dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), "batch_norm"),
-    _Recurrent: dict.fromkeys((nn.LSTM, nn.GRU), ""),
-}  # fmt: skip
 _MAX, _AVG = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding ceil_mode count_include_pad"
-# Classes that call a function with the input and attributes.
-_CALLED: dict[Any, tuple[type[Layer], Any, str]] = {
+# The bases of our classes, the function of torch's name, and the attributes that the layer passes to it.
+_LAYERS: dict[Any, tuple[type[Layer], Any, str]] = {
+    nn.Conv1d: (_Conv, convolution.conv1d, ""),
+    nn.Conv2d: (_Conv, convolution.conv2d, ""),
+    nn.Conv3d: (_Conv3d, convolution.conv3d, ""),
+    nn.ConvTranspose1d: (_ConvTranspose, convolution.conv_transpose1d, ""),
+    nn.ConvTranspose2d: (_ConvTranspose, convolution.conv_transpose2d, ""),
+    nn.ConvTranspose3d: (_ConvTranspose, convolution.conv_transpose3d, ""),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (_BatchNorm, norms.batch_norm, "")),
     nn.Linear: (_Linear, activations.linear, "weight bias"),
     nn.MaxPool2d: (_MaxPool, pooling.max_pool2d, _MAX),
     nn.MaxPool3d: (_MaxPool, pooling.max_pool3d, _MAX),
@@ -162,21 +161,14 @@ _CALLED: dict[Any, tuple[type[Layer], Any, str]] = {
     nn.RMSNorm: (Layer, rows.rms_norm, "normalized_shape weight eps"),
     nn.GroupNorm: (Layer, rows.group_norm, "num_groups weight bias eps"),
     nn.Softmax: (_Softmax, rows.softmax, "dim"),
+    nn.CrossEntropyLoss: (_CrossEntropy, rows.cross_entropy, ""),
+    **dict.fromkeys((nn.LSTM, nn.GRU), (_Recurrent, None, "")),
 }
 
 
-def _subclass(torch_class: Any, base: type[Layer], op: str, **members: Any) -> Any:
-    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": op, **members})
+def _subclass(torch_class: Any, base: type[Layer], function: Any, settings: str) -> Any:
+    members = {"_minidl_function": staticmethod(function), "_minidl_settings": settings.split()}
+    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": getattr(function, "__name__", ""), **members})
 
 
-CLASSES: dict[type[nn.Module], type[Layer]] = {
-    nn.Conv3d: Conv3d,
-    nn.CrossEntropyLoss: CrossEntropyLoss,
-    **{kind: _subclass(kind, base, op) for base, ops in _NAMED.items() for kind, op in ops.items()},
-    **{
-        kind: _subclass(
-            kind, base, function.__name__, _minidl_function=staticmethod(function), _minidl_settings=names.split()
-        )
-        for kind, (base, function, names) in _CALLED.items()
-    },
-}
+CLASSES: dict[type[nn.Module], type[Layer]] = {kind: _subclass(kind, *layer) for kind, layer in _LAYERS.items()}

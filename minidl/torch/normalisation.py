@@ -6,6 +6,7 @@ turns the batch norm into a scale and a shift, which the convolution applies.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone
 from minidl.kernels.norm.fold import running_rstd
-from minidl.ops import folds
+from minidl.ops import folds, norm_grad
 from minidl.runtime.launch_cache.replay import replayed
+from minidl.tensors import Tensor
 from minidl.torch.activations import parts
+from minidl.torch.recorded import recorded
 from minidl.torch.registry import LOWER, Gradients, accumulator, act_of, last, may_want, operator, straight
 
 RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
@@ -71,10 +74,25 @@ def _input_gradients(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
     needs = list(ctx.needs_input_grad[:4])
     mask = [*needs[:3], needs[3] and y is not None]
     settings = ctx.training, ctx.name, ctx.slope
-    grads: list[torch.Tensor | None] = batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, mask)
+    grads: list[torch.Tensor | None] = norm_gradients(dy, x, mean, rstd, weight, bias, y, *settings, mask)
     if needs[3] and y is None:
         grads[3] = dy
     return grads
+
+
+def norm_gradients(dy: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, *more: Any) -> Any:
+    """Return `batch_norm_backward`, which has a gradient with `create_graph`."""
+    weight, bias, y, training, name, slope, mask = more
+    if not torch.is_grad_enabled() or not straight((dy, x, weight, bias, y)):
+        return list(batch_norm_backward(dy, x, mean, rstd, *more))
+
+    def gradients(dy: Tensor, *tensors: Any) -> Any:
+        x, *others = tensors
+        saved = x, Tensor(mean), Tensor(rstd), *others
+        ctx = SimpleNamespace(saved=saved, training=training, act=act_of(name, slope), needs=mask)
+        return norm_grad.batch_norm(ctx, dy)
+
+    return list(recorded(gradients, dy, x, weight, bias, y))
 
 
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:

@@ -10,7 +10,7 @@ from minidl.kernels import pool as kernels
 from minidl.kernels.check import numbers
 from minidl.kernels.pool import Pair
 from minidl.ops.shape import one_or_many
-from minidl.torch.registry import accumulator, last, linear_operator, may_want, operator
+from minidl.torch.registry import accumulator, last, may_want, operator, save_linear
 
 SETTINGS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
 
@@ -71,11 +71,19 @@ def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int]
     return kernels.max_pool2d_grad(dy, indices, kernels.windows("max_pool2d", (size[0], size[1]), *settings))
 
 
-@linear_operator(
-    "avg_pool2d(SymInt[] output, int[] kernel, int[] stride, int[] padding, bool ceil_mode, bool count_include_pad, "
-    "int? divisor",
-    lambda x, output, *more: output or _pooled(x, (*more[:3], (1, 1), more[3]))[2:],
-)
+def _fake_avg(x: Any, size: Any, output: Any, *more: Any) -> torch.Tensor:
+    return last([*x.shape[:2], *(size or output or _pooled(x, (*more[:3], (1, 1), more[3]))[2:])], x)
+
+
+def _avg_gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    return _avg_pool2d(dy, ctx.size, *ctx.settings), *[None] * 8
+
+
+@operator(
+    "avg_pool2d(Tensor x, SymInt[] size, SymInt[] output, int[] kernel, int[] stride, int[] padding, bool ceil_mode, "
+    "bool count_include_pad, int? divisor) -> Tensor",
+    _fake_avg, save=save_linear, backward=_avg_gradients, replay=True,
+)  # fmt: skip
 def _avg_pool2d(x: torch.Tensor, size: Any, output: Any, kernel: Any, *more: Any) -> torch.Tensor:
     """Without a kernel, windows divide the image evenly."""
     stride, padding, ceil_mode, padded, divisor = more

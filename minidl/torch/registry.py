@@ -104,7 +104,7 @@ def operator(
                 _library.impl(name, _autocast(op, kind, *cast, pack), f"Autocast{kind.upper()}")
         lowered = {kind: _autocast(recorded, kind, *cast or (LOWER, ()), pack) for kind in ("cpu", "cuda")}
 
-        def call_unmasked(*args: Any) -> Any:
+        def call(*args: Any) -> Any:
             if torch.compiler.is_compiling() or transformed() or torch._C._get_tracing_state() is not None:
                 return op(*args)
             run_ = recorded
@@ -115,13 +115,10 @@ def operator(
                 run_ = lowered[kind] if torch.is_autocast_enabled(kind) else recorded
             return run_(*args)
 
-        def call_masked(*args: Any) -> Any:
-            return spread(call_unmasked(*args), args[-1])
-
         NAMES.append(name)
-        call = call_masked if is_masked else call_unmasked
-        call.function = function  # type: ignore[attr-defined]
-        return call
+        result, direct = (_unmasked(call), _unmasked(run)) if is_masked else (call, run)
+        result.function = direct  # type: ignore[attr-defined]
+        return result
 
     return register
 
@@ -133,36 +130,21 @@ def _masked(function: Callable[..., Any]) -> Callable[..., Any]:
     return masked
 
 
+def _unmasked(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: spread(function(*args), args[-1])
+
+
 def spread(gradients: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
     """Return the gradients at the flags that are True, None at the others."""
     following = iter(gradients)
     return [next(following) if want else None for want in mask]
 
 
-def linear_operator(schema: str, output: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a linear function of images as an operator NAME(x, size, SETTINGS) with channels-last results.
-
-    Without a size it computes images of `output(x, *settings)`; with one the gradient of images of that size, for dy.
-    So derivatives of every order are this operator.
-    """
-    head, settings = schema.split("(")
-
-    def fake(x: Any, size: Any, *more: Any) -> torch.Tensor:
-        return last([*x.shape[:2], *(size or output(x, *more))], x)
-
-    def save(ctx: Any, inputs: Any, result: Any) -> None:
-        x, size, *ctx.settings = inputs
-        ctx.size = [] if size else list(x.shape[2:])
-
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(ctx: Any, dy: torch.Tensor) -> Gradients:
-            return call(dy, ctx.size, *ctx.settings), *[None] * (len(ctx.settings) + 1)
-
-        arguments = f"{head}(Tensor x, SymInt[] size, {settings}"
-        call = operator(f"{arguments}) -> Tensor", fake, save=save, backward=backward, replay=True)(run)
-        return call
-
-    return register
+def save_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save for a linear operator NAME(x, size, SETTINGS) on images. Without a size it computes its function, with one
+    the gradient of images of that size: so derivatives of every order are the operator itself."""
+    x, size, *ctx.settings = inputs
+    ctx.size = [] if size else list(x.shape[2:])
 
 
 def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:

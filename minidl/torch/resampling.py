@@ -9,10 +9,18 @@ import torch
 from minidl.kernels import resample as kernels
 from minidl.ops import resample as of_tensors
 from minidl.torch.pooling import adaptive_avg_pool2d, adaptive_avg_pool3d
-from minidl.torch.registry import linear_operator
+from minidl.torch.registry import last, operator, save_linear
 
 
-@linear_operator("resample(SymInt[] output, str mode, float[] scales, bool flag", lambda x, output, *_: output)
+def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
+    return _resample(dy, ctx.size, *ctx.settings), *[None] * 5
+
+
+@operator(
+    "resample(Tensor x, SymInt[] size, SymInt[] output, str mode, float[] scales, bool flag) -> Tensor",
+    lambda x, size, output, *_: last([*x.shape[:2], *(size or output)], x), save=save_linear, backward=_gradients,
+    replay=True,
+)  # fmt: skip
 def _resample(x: torch.Tensor, size: Any, output: Any, mode: str, scales: Any, flag: bool) -> Any:
     """Arguments as of `kernels.taps_of`; a scale of 0 is the ratio of the sizes."""
     axes = zip(size or x.shape[2:], output, scales, strict=True)

@@ -295,16 +295,39 @@ def test_gradients_are_those_of_differences(name):
 
 
 # Those with second derivatives.
-TWICE = ("avg pool", "adaptive avg pool", "bicubic, shrunk")
+TWICE = (
+    "conv1d", "conv1d depthwise", "conv2d channels last, gelu", "conv2d with a sum", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "batch norm", "batch norm with a sum", "batch norm, inference", "conv norm",
+    "linear", "linear, gelu", "bias act", "avg pool", "adaptive avg pool", "avg pool of volumes", "bicubic, shrunk",
+    "trilinear",
+)  # fmt: skip
 
 
 def _second_derivatives(function, tensors):
     leaves = _leaves(tensors)
-    firsts = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+    firsts = torch.autograd.grad(function(*leaves).sin().sum(), leaves, create_graph=True)
     return torch.autograd.grad(sum(each.square().sum() for each in firsts), leaves)
 
 
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose2d", "batch norm", "batch norm with a sum", "bias act"])
+def test_second_derivatives_are_those_of_differences(name):
+    ours, _, tensors = CASES[name]
+    leaves = _leaves(tensors())
+    assert torch.autograd.gradgradcheck(ours, leaves, atol=1e-5, nondet_tol=0.0, fast_mode=True)
+
+
+def test_convolutions_have_third_derivatives():
+    def third(convolution):
+        x, w = _leaves((_randn(1, 2, 4, 3), _randn(2, 2, 2, 2)))
+        (first,) = torch.autograd.grad(convolution(x, w).pow(4).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), (x, w))
+
+    for one, other in zip(third(mt.conv2d), third(F.conv2d), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted({*CHECKED, *TWICE}))
 def test_second_derivatives_are_torchs_or_refused(name):
     """Zero without a recorded gradient: a gradient computed with the result does not count as a constant."""
     ours, torchs, tensors = CASES[name]
