@@ -111,13 +111,7 @@ def _along(x: Tensor, *axes: Any) -> Tensor:
 
 
 def _planes(
-    resample: Callable[..., Any],
-    x: Any,
-    planes: Sequence[int],
-    rows: Any,
-    columns: Any,
-    shape: Sequence[int],
-    *fill: Any,
+    resample: Callable[..., Any], x: Any, planes: Any, rows: Any, columns: Any, shape: Any, *fill: float
 ) -> Any:
     """Return x as planes [N, rows, columns, inner], resampled along the middle two, in another shape."""
     y = resample(x.reshape(*planes).permute(0, 3, 1, 2), rows, columns, *fill)

@@ -251,7 +251,12 @@ def convolved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings, how: Activation,
     scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Run a convolution with its activation, in the same kernel unless the gradient needs the activation's input."""
+    """Run a convolution with its activation, in the same kernel unless the gradient needs the activation's input.
+
+    x is a batch, or one example as `added`."""
+    if x.dim() == weight.dim() - 1:
+        added = None if added is None else added.unsqueeze(0)
+        return convolved(x.unsqueeze(0), weight, bias, settings, how, scale, added).squeeze(0)
     name, slope = parts(how)
     if name not in activation.FROM_OUTPUT and torch.is_grad_enabled():
         return act(convolution(x, weight, bias, scale, added, *settings, None, 0.0), how)
@@ -264,13 +269,8 @@ def _functional(op: str) -> Any:
         padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1, act: Activation = None, *,
         scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        if input.dim() == weight.dim() - 1:
-            one = None if added is None else added.unsqueeze(0)
-            settings = settings_of(op, weight, stride, padding, dilation, groups)
-            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale, one).squeeze(0)
-        return convolved(
-            input, weight, bias, settings_of(op, weight, stride, padding, dilation, groups), act, scale, added
-        )
+        settings = settings_of(op, weight, stride, padding, dilation, groups)
+        return convolved(input, weight, bias, settings, act, scale, added)
 
     forward.__name__ = forward.__qualname__ = op
     forward.__doc__ = (
@@ -287,8 +287,6 @@ def _functional_transposed(op: str) -> Any:
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         settings = settings_of(op, weight, stride, padding, dilation, groups, output_padding)
-        if input.dim() == weight.dim() - 1:
-            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale).squeeze(0)
         return convolved(input, weight, bias, settings, act, scale)
 
     forward.__name__ = forward.__qualname__ = op

@@ -105,7 +105,9 @@ class Layer(Accelerated):
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         """Return why a module of torch's class is not switched, "" if it is."""
-        return ""
+        settings = vars(module)
+        unsupported = [name for name in ("return_indices", "proj_size") if settings.get(name)]
+        return unsupported[0] if unsupported else "dim is None" if settings.get("dim", 0) is None else ""
 
     def _minidl_forward(self, *inputs: Any, **_: Any) -> Any:
         return self._minidl_function(*inputs, *[getattr(self, name) for name in self._minidl_settings])
@@ -124,9 +126,9 @@ class Layer(Accelerated):
         for name, original in self._minidl_original_methods:
             if getattr(getattr(self, name), "__func__", None) is not original:
                 return False
-        if self._minidl_refusal(self):
+        if more or self._minidl_refusal(self):
             return False
-        return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
+        return ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
 
 
 def _original(owner: Any, name: str) -> Any:

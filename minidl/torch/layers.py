@@ -90,39 +90,24 @@ class _Linear(Layer):
         if not super()._minidl_takes(input, *more):
             return False
         # Comparing the number of rows would put a guard on the dynamic batch size of a compiled graph.
-        return torch.compiler.is_compiling() or not few_rows(input, self.in_features, self.out_features)
-
-
-class _MaxPool(Layer):
-    @classmethod
-    def _minidl_refusal(cls, module: Any) -> str:
-        return "return_indices" if module.return_indices else ""
-
-
-class _Softmax(Layer):
-    @classmethod
-    def _minidl_refusal(cls, module: Any) -> str:
-        return "dim is None" if module.dim is None else ""
+        # Under a dispatch mode, such as `batch_invariant`, all are minidl's.
+        is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return is_traced or not few_rows(input, self.in_features, self.out_features)
 
 
 class _CrossEntropy(Layer):
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
 
-    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> torch.Tensor:
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
         options = {name: getattr(self, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
-        loss: torch.Tensor = rows.cross_entropy(*inputs, **options)
-        return loss
+        return rows.cross_entropy(*inputs, **options)
 
 
 class _Recurrent(Layer):
     _ops, _linear, _tensor_class = torch, staticmethod(activations.linear), torch.Tensor
     _forward_packed, _layers, _suffixes = RNNBase._forward_packed, RNNBase._layers, RNNBase._suffixes
     _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
-
-    @classmethod
-    def _minidl_refusal(cls, module: Any) -> str:
-        return f"proj_size {module.proj_size}" if module.proj_size else ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         x = input.data if isinstance(input, PackedSequence) else input
@@ -150,8 +135,8 @@ _LAYERS: dict[Any, tuple[type[Layer], Any, str]] = {
     nn.ConvTranspose3d: (_ConvTranspose, convolution.conv_transpose3d, ""),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (_BatchNorm, norms.batch_norm, "")),
     nn.Linear: (_Linear, activations.linear, "weight bias"),
-    nn.MaxPool2d: (_MaxPool, pooling.max_pool2d, _MAX),
-    nn.MaxPool3d: (_MaxPool, pooling.max_pool3d, _MAX),
+    nn.MaxPool2d: (Layer, pooling.max_pool2d, _MAX),
+    nn.MaxPool3d: (Layer, pooling.max_pool3d, _MAX),
     nn.AvgPool2d: (Layer, pooling.avg_pool2d, f"{_AVG} divisor_override"),
     nn.AvgPool3d: (Layer, pooling.avg_pool3d, f"{_AVG} divisor_override"),
     nn.AdaptiveAvgPool2d: (Layer, pooling.adaptive_avg_pool2d, "output_size"),
@@ -160,7 +145,7 @@ _LAYERS: dict[Any, tuple[type[Layer], Any, str]] = {
     nn.LayerNorm: (Layer, rows.layer_norm, "normalized_shape weight bias eps"),
     nn.RMSNorm: (Layer, rows.rms_norm, "normalized_shape weight eps"),
     nn.GroupNorm: (Layer, rows.group_norm, "num_groups weight bias eps"),
-    nn.Softmax: (_Softmax, rows.softmax, "dim"),
+    nn.Softmax: (Layer, rows.softmax, "dim"),
     nn.CrossEntropyLoss: (_CrossEntropy, rows.cross_entropy, ""),
     **dict.fromkeys((nn.LSTM, nn.GRU), (_Recurrent, None, "")),
 }

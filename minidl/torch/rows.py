@@ -47,12 +47,12 @@ def softmax_backward(dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> 
     return _as((kernels.log_softmax_grad if log else kernels.softmax_grad)(dy, y, dim), y)
 
 
-def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def softmax(input: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
     """torch.nn.functional.softmax."""
     return _softmax(input if dtype is None else input.to(dtype), dim, False)
 
 
-def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def log_softmax(input: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
     """torch.nn.functional.log_softmax."""
     return _softmax(input if dtype is None else input.to(dtype), dim, True)
 

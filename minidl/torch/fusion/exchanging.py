@@ -36,13 +36,6 @@ def _has_classes(x: Any, target: Any, weight: Any) -> bool:
     return target is not None and not recorded and target.dtype in (torch.int64, torch.uint8, x.dtype)
 
 
-def _softmax(run: Callable[..., Any]) -> Function:
-    def call(input: Any, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-        return run(input, dim, dtype)
-
-    return Function(call, lambda arguments: arguments["dim"] is not None)
-
-
 _FUNCTIONS: dict[Any, Function] = {
     F.max_pool2d: Function(pooling.max_pool2d, lambda a: _is_pool(a, 2)),
     F.max_pool3d: Function(pooling.max_pool3d, lambda a: _is_pool(a, 3)),
@@ -53,8 +46,8 @@ _FUNCTIONS: dict[Any, Function] = {
     F.layer_norm: Function(rows.layer_norm),
     F.rms_norm: Function(rows.rms_norm),
     F.group_norm: Function(rows.group_norm),
-    F.softmax: _softmax(rows.softmax),
-    F.log_softmax: _softmax(rows.log_softmax),
+    F.softmax: Function(rows.softmax, lambda a: a["dim"] is not None),
+    F.log_softmax: Function(rows.log_softmax, lambda a: a["dim"] is not None),
     F.cross_entropy: Function(
         rows.cross_entropy, lambda a: _has_classes(value(a["input"]), value(a["target"]), value(a["weight"]))
     ),
