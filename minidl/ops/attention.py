@@ -109,8 +109,8 @@ def _in_batch(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _check(query: Any, key: Any, value: Any, mask: Any, p: float, is_causal: bool, lengths: Any) -> None:
-    check.floating(OP, query=query.data, key=key.data, value=value.data)
-    check.same(OP, query=query.data, key=key.data, value=value.data)
+    check.floating(OP, query=query, key=key, value=value)
+    check.same(OP, query=query, key=key, value=value)
     shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"{OP}: {shapes}: expected at least two dimensions each")

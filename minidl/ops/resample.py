@@ -68,7 +68,7 @@ def resampled(
     align_corners: bool | None, recompute_scale_factor: bool | None, antialias: bool,
 ) -> Any:  # fmt: skip
     """Return `interpolate` of a Tensor or torch's tensor, by `resample(image, rows, columns)` and the means `area`."""
-    check.floating("interpolate", input=input.data)
+    check.floating("interpolate", input=input)
     simple = "nearest", "nearest-exact", "area"
     if mode not in (*simple, *LINEAR.values(), "bicubic"):
         raise ValueError(
@@ -110,9 +110,7 @@ def _along(x: Tensor, *axes: Any) -> Tensor:
     return Resample.apply(x, *(kernels.taps_of(*axis) for axis in axes))
 
 
-def _planes(
-    resample: Callable[..., Any], x: Any, planes: Any, rows: Any, columns: Any, shape: Any, *fill: float
-) -> Any:
+def _planes(resample: Callable[..., Any], x: Any, planes: Any, rows: Any, columns: Any, shape: Any, *fill: Any) -> Any:
     """Return x as planes [N, rows, columns, inner], resampled along the middle two, in another shape."""
     y = resample(x.reshape(*planes).permute(0, 3, 1, 2), rows, columns, *fill)
     return y.permute(0, 2, 3, 1).reshape(*shape)

@@ -56,18 +56,18 @@ class Accelerated(nn.Module):
 
     _minidl_torch_class: ClassVar[type[nn.Module]]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        clone = type(self).__new__(type(self))
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        clone = object.__new__(type(self))
         memo[id(self)] = clone
-        vars(clone).update(copy.deepcopy(vars(self), memo))
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
         arguments = self._minidl_torch_class, object, None
-        return copyreg._reconstructor, arguments, vars(self)  # type: ignore[attr-defined]
+        return copyreg._reconstructor, arguments, self.__getstate__()  # type: ignore[attr-defined]
 
 
 class Layer(Accelerated):

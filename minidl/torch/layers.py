@@ -111,7 +111,8 @@ class _Recurrent(Layer):
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         x = input.data if isinstance(input, PackedSequence) else input
-        return super()._minidl_takes(x, *more[1:]) and straight((x,)) and x.numel() > 0
+        is_eager = not torch.compiler.is_compiling() and straight((x,))  # it is no operator
+        return is_eager and super()._minidl_takes(x, *more[1:]) and x.numel() > 0
 
     def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
         return RNNBase.forward(self, *inputs)

@@ -84,9 +84,9 @@ class batch_invariant(TorchDispatchMode):  # noqa: N801 (a context)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        is_operator = func.namespace == registry.NAMESPACE and not name.endswith("_backward")
+        is_operator = func.namespace == registry.NAMESPACE and not name.endswith("_backward") and len(args[0]) > 0
         rows = _ROWS.get(name, ((0,), 3) if name == "row_norm" and args[3] < args[0].dim() else None)
-        if is_operator and rows is not None and args[0].dim() > 1 and len(args[0]) > 0:
+        if is_operator and rows is not None and args[0].dim() > 1:
             return _in_passes(func, args, *rows)
         if is_operator or (func.namespace == "aten" and name in _OF_BATCHES):
             raise ValueError(f"batch_invariant: the result of {func.namespace}::{name} may depend on the batch")

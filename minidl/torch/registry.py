@@ -222,7 +222,9 @@ def _single_level() -> Iterator[None]:
 def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
         ctx.set_materialize_grads(False)  # missing gradients would become zeros
-        output = below(*args)
+        # `apply` turns gradients off, but other levels of torch.func record theirs.
+        with torch.enable_grad() if transformed() else contextlib.nullcontext():
+            output = below(*args)
         if save is not None:
             save(ctx, args, output)
         return tuple(output) if isinstance(output, list) else output

@@ -127,6 +127,70 @@ def test_volumes_and_sequences(device):
     _same(ours, theirs, x)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", [{"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}])
+def test_recurrent_layers(device, kind, options):
+    """Padded and packed sequences, one sequence, states that are passed, evaluation, and what torch computes."""
+    ours, theirs, _ = _pair(lambda: kind(3, 4, **options), device)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, device=device)
+    ragged = [torch.randn(n, 3, dtype=torch.float64, device=device) for n in (2, 5, 3)]
+    packed = nn.utils.rnn.pack_sequence(ragged, enforce_sorted=False)
+    shape = (1, 5, 4) if "batch_first" in options else (4, 2, 4)
+    states = torch.randn(*shape, dtype=torch.float64, device=device)
+    states = (states, states) if kind is nn.LSTM else states
+    launched = []
+    for arguments in ((x,), (packed,), (x[0],), (x, states)):
+        gradients = []
+        for model in (ours, theirs):
+            with launch.watch(lambda kernel, grid, args, meta, go: (launched.append(kernel), go())):
+                y, last = model(*arguments)
+            results = [y.data if isinstance(y, tuple) else y, *(last if isinstance(last, tuple) else [last])]
+            assert type(y) is type(arguments[0])
+            loss = sum(each.square().sum() for each in results)
+            gradients.append([*results, *torch.autograd.grad(loss, list(model.parameters()))])
+        for one, other in zip(*gradients, strict=True):
+            _close(one, other)
+        assert launched
+        launched.clear()
+        with torch.no_grad():
+            _close(ours(*arguments)[0][0], theirs(*arguments)[0][0])
+    _close(ours(x, hx=states)[0], theirs(x, hx=states)[0])
+    stored = io.BytesIO()
+    torch.save(ours, stored)  # noqa: TID251 (as users do)
+    stored.seek(0)
+    for twin in (mt.restore(copy.deepcopy(ours)), torch.load(stored, weights_only=False)):  # noqa: TID251
+        _close(twin(x)[0], theirs(x)[0])
+    _close(torch.compile(ours, backend="aot_eager")(x)[0], theirs(x)[0])
+    (gradient,) = torch.autograd.grad(ours(x.requires_grad_())[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+    projected = mt.accelerate(nn.LSTM(3, 4, proj_size=2).to(device))
+    assert mt.report(projected)[0].note == "proj_size"
+
+
+def test_results_do_not_depend_on_the_batch(device):
+    torch.manual_seed(0)
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3, 2),
+        nn.GroupNorm(2, 6), nn.Upsample(scale_factor=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10),
+    ).eval()  # fmt: skip
+    linears = nn.Sequential(nn.Linear(37, 300), nn.Tanh(), nn.Linear(300, 300), nn.LayerNorm(300), nn.Linear(300, 7))
+    for model, shape in ((convolutions, (3, 11, 10)), (linears, (37,))):
+        mt.accelerate(model.to(device))
+        x = torch.randn(17, *shape, device=device)
+        with mt.batch_invariant():
+            every = model(x)
+            for count in (1, 3, 8):
+                assert torch.equal(model(x[-count:]), every[-count:])
+            assert model(x[:0]).shape == (0, every.shape[1])
+        torch.testing.assert_close(every, mt.restore(model)(x), rtol=1e-4, atol=1e-5)
+        every.sum().backward()
+        with mt.batch_invariant(), pytest.raises(ValueError, match="may depend on the batch"):
+            model(x)  # torch's
+    with mt.batch_invariant(), pytest.raises(ValueError, match="minidl::batch_norm may depend"):
+        mt.accelerate(convolutions).train()(torch.randn(2, 3, 11, 10, device=device))
+
+
 def test_the_report_names_each_layer_and_why_others_stay(device):
     class Odd(nn.Linear):
         pass

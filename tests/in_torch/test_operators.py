@@ -316,6 +316,40 @@ def test_second_derivatives_are_those_of_differences(name):
     assert torch.autograd.gradgradcheck(ours, leaves, atol=1e-5, nondet_tol=0.0, fast_mode=True)
 
 
+def test_levels_of_torch_func_record_each_their_gradient():
+    x, w = _randn(1, 2, 5, 4), _randn(2, 2, 3, 2)
+
+    def penalty(convolution):
+        def slope(w):
+            return torch.func.grad_and_value(lambda x: convolution(x, w).sin().sum())(x)
+
+        value = torch.func.grad(lambda w: slope(w)[1])(w)
+        return value, torch.func.grad(lambda w: slope(w)[0].square().sum())(w)
+
+    for one, other in zip(penalty(mt.conv2d), penalty(F.conv2d), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_attention_drops_by_torchs_generator_and_takes_lengths():
+    q, k, v = _randn(2, 2, 5, 4), _randn(2, 2, 6, 4), _randn(2, 2, 6, 4)
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(mt.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    lengths = torch.tensor([6, 2], device=_DEVICE)
+    y = mt.scaled_dot_product_attention(q, k, v, lengths=lengths)
+    torch.testing.assert_close(y[1], F.scaled_dot_product_attention(q[1], k[1, :, :2], v[1, :, :2]))
+    with pytest.raises(ValueError, match="enable_gqa"):
+        mt.scaled_dot_product_attention(torch.cat([q, q], 1), k, v)
+    with torch.autocast(_DEVICE.type, torch.float16):
+        half = mt.scaled_dot_product_attention(q.float(), k.half(), v.float(), torch.zeros(5, 6, device=_DEVICE))
+    assert half.dtype == torch.float16
+    mapped = torch.vmap(mt.scaled_dot_product_attention)(*(torch.stack([t, t]) for t in (q, k, v)))
+    torch.testing.assert_close(mapped[1], F.scaled_dot_product_attention(q, k, v))
+
+
 def test_convolutions_have_third_derivatives():
     def third(convolution):
         x, w = _leaves((_randn(1, 2, 4, 3), _randn(2, 2, 2, 2)))
