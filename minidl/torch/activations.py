@@ -11,7 +11,9 @@ from minidl.kernels import bias_act as kernels
 from minidl.kernels.activation import Activation
 from minidl.ops import activation_grad
 from minidl.torch.recorded import recorded
-from minidl.torch.registry import LOWER, Gradients, act_of, operator, straight
+from minidl.torch.registry import LOWER, NAMESPACE, Gradients, act_of, operator, spread, straight
+
+_PIXELS = [1], [0, 0], [1], [0], 1, False  # settings of a linear layer as a convolution of images [rows, K, 1]
 
 
 def parts(how: Activation) -> tuple[str | None, float]:
@@ -127,11 +129,10 @@ def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     mask = list(ctx.needs_input_grad[:3])
     if torch.is_grad_enabled():
-        from minidl.torch.convolution import LINEAR, convolution_backward
-
         dz = dy if y is None else act_gradients(dy, y, None, ctx.name, ctx.slope, [True, False])[0]
         operands = _rows(dz).unsqueeze(-1), _rows(x).unsqueeze(-1), weight.unsqueeze(-1), None
-        dx, dw, db, _ = convolution_backward(*operands, *LINEAR, None, 0.0, [*mask, False])
+        backward = getattr(torch.ops, NAMESPACE).convolution_backward.default
+        dx, dw, db = spread(backward(*operands, *_PIXELS, None, 0.0, [*mask, False]), mask)
         return dx if dx is None else dx.view(x.shape), dw if dw is None else dw.squeeze(-1), db, None, None
     return *linear_backward(dy, x, weight, y, ctx.name, ctx.slope, mask), None, None
 

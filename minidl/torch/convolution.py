@@ -27,7 +27,6 @@ KINDS: dict[tuple[int, bool], Any] = {
 }  # fmt: skip
 # The settings of every convolution operator; padding has two values per axis, before and after.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
-LINEAR = [1], [0, 0], [1], [0], 1, False  # those of a linear layer, of images [rows, K, 1]
 Settings = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...], int, bool]
 
 
