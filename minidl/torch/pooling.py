@@ -107,31 +107,34 @@ def _settings(op: str, axes: int, kernel: Pair, stride: Any, padding: Pair, dila
 def max_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
     ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.max_pool2d. The result is channels-last. Raises ValueError for return_indices."""
     if return_indices:
         raise ValueError("max_pool2d: return_indices is not supported; call torch.nn.functional.max_pool2d")
     settings = _settings("max_pool2d", 2, kernel_size, stride, padding, dilation)
-    return _max_pool2d(input, *settings, ceil_mode, may_want(input))[0]
+    y: torch.Tensor = _max_pool2d(input, *settings, ceil_mode, may_want(input))[0]
+    return y
 
 
 @one_or_many(4)
 def avg_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Any:  # fmt: skip
+) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.avg_pool2d. The result is channels-last."""
     settings = _settings("avg_pool2d", 2, kernel_size, stride, padding)[:3]
-    return _avg_pool2d(input, [], [], *settings, ceil_mode, count_include_pad, divisor_override)
+    y: torch.Tensor = _avg_pool2d(input, [], [], *settings, ceil_mode, count_include_pad, divisor_override)
+    return y
 
 
 @one_or_many(4)
-def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None, int | None]) -> Any:
+def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None, int | None]) -> torch.Tensor:
     """torch.nn.functional.adaptive_avg_pool2d. The result is channels-last."""
     size = kernels.checked("adaptive_avg_pool2d", input)
     sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
     output = [extent if requested is None else requested for extent, requested in zip(size, sizes, strict=True)]
-    return _avg_pool2d(input, [], output, [], [], [], False, True, None)
+    y: torch.Tensor = _avg_pool2d(input, [], output, [], [], [], False, True, None)
+    return y
 
 
 def _of_volumes(op: str, pool: Any, x: torch.Tensor, plane: Any, depth: Any) -> Any:
