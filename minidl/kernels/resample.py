@@ -177,6 +177,12 @@ def padded(size: int, before: int, after: int, mode: str = "constant") -> Taps:
     return Taps(size, tuple(taps))
 
 
+def taps_of(mode: str, size: int, outputs: int, scale: float | None, flag: bool) -> Taps:
+    """Return the taps of a mode of `ops.interpolate`; flag: align_corners, or whether nearest is exact."""
+    function = nearest if mode.startswith("nearest") else bicubic if mode == "bicubic" else bilinear
+    return function(size, outputs, scale, flag)
+
+
 def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last: bool | None = None) -> torch.Tensor:
     """Return x [N, C, H, W] resampled along H by `rows` and along W by `columns`, in x's dtype.
 

@@ -32,6 +32,9 @@ class _Recurrent(Module):
     """What layers and cells share: sizes, parameters of one product pair, and the check of states."""
 
     mode: str
+    # `minidl.torch.layers` has other values of these, for torch's tensors.
+    _ops: Any = ops
+    _linear, _recurrence, _tensor_class = staticmethod(ops.linear), staticmethod(recurrence), Tensor
 
     def _set_sizes(self, input_size: int, hidden_size: int, bias: bool) -> None:
         name = type(self).__name__
@@ -59,7 +62,7 @@ class _Recurrent(Module):
         """Return y [N, H] and the last states [B, H] of a layer and direction, for inputs [N, I]."""
         weight, hidden = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         bias, hidden_bias = (getattr(self, f"bias_{on}{suffix}") if self.bias else None for on in ("ih", "hh"))
-        return recurrence(ops.linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
+        return self._recurrence(self._linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
 
     def _states(self, hx: Hidden | None, shape: list[int], like: Tensor) -> list[Tensor]:
         """Return h, and c of lstm, zeros if hx is None. Raises ValueError for another shape, TypeError for no pair."""
@@ -67,7 +70,7 @@ class _Recurrent(Module):
         if hx is None:
             return [like.new_zeros(*shape)] * (1 + pair)
         states = list(hx) if isinstance(hx, tuple | list) else [hx]
-        if len(states) != 1 + pair or not all(isinstance(state, Tensor) for state in states):
+        if len(states) != 1 + pair or not all(isinstance(state, self._tensor_class) for state in states):
             raise TypeError(f"{name}: hx is {type(hx).__name__}, expected {'a pair (h, c)' if pair else 'a Tensor'}")
         for label, state in zip(("h", "c"), states, strict=False):
             if list(state.shape) != shape:
@@ -76,7 +79,7 @@ class _Recurrent(Module):
 
     def _check_input(self, input: Tensor, ranks: tuple[int, int]) -> None:
         name = type(self).__name__
-        if not isinstance(input, Tensor):
+        if not isinstance(input, self._tensor_class):
             raise TypeError(f"{name}: input is of type {type(input).__name__}, expected a minidl Tensor")
         if input.ndim not in ranks:
             expected = f"{ranks[0]} or {ranks[1]} dimensions (the first for one example without a batch)"
@@ -112,17 +115,19 @@ class RNNBase(_Recurrent):
         if dropout and num_layers == 1:
             warnings.warn(f"{name}: dropout={dropout} has no effect on one layer", stacklevel=3)
         self.batch_first, self.dropout, self.bidirectional, self.proj_size = batch_first, dropout, bidirectional, 0
-        directions = 1 + bool(bidirectional)
-        self._suffixes = [
-            [f"_l{layer}{'_reverse' * reverse}" for reverse in range(directions)] for layer in range(num_layers)
-        ]
         for layer, suffixes in enumerate(self._suffixes):
             for suffix in suffixes:
-                self._add_parameters(suffix, directions * hidden_size if layer else input_size, device, dtype)
+                self._add_parameters(suffix, len(suffixes) * hidden_size if layer else input_size, device, dtype)
         self.reset_parameters()
 
+    @property
+    def _suffixes(self) -> list[list[str]]:
+        """Return the suffixes of the parameters of each layer's directions."""
+        directions = ("", "_reverse")[: 1 + bool(self.bidirectional)]
+        return [[f"_l{layer}{direction}" for direction in directions] for layer in range(self.num_layers)]
+
     def forward(self, input: Tensor | PackedSequence, hx: Hidden | None = None) -> tuple[Any, Any]:
-        if isinstance(input, PackedSequence):
+        if isinstance(input, tuple):
             return self._forward_packed(input, hx)
         self._check_input(input, (2, 3))
         one = input.ndim == 2
@@ -148,10 +153,10 @@ class RNNBase(_Recurrent):
         count = self.num_layers * len(self._suffixes[0])
         states = self._states(hx, [count, sizes[0], self.hidden_size], packed.data)
         if hx is not None and packed.sorted_indices is not None:
-            states = [ops.index_select(state, 1, packed.sorted_indices) for state in states]
+            states = [self._ops.index_select(state, 1, packed.sorted_indices) for state in states]
         y, states = self._layers(packed.data, states, sizes)
         if packed.unsorted_indices is not None:
-            states = [ops.index_select(state, 1, packed.unsorted_indices) for state in states]
+            states = [self._ops.index_select(state, 1, packed.unsorted_indices) for state in states]
         return packed._replace(data=y), states[0] if len(states) == 1 else tuple(states)
 
     def _layers(self, y: Tensor, states: list[Tensor], sizes: list[int]) -> tuple[Tensor, list[Tensor]]:
@@ -159,15 +164,15 @@ class RNNBase(_Recurrent):
         last, position = [], 0
         for layer, suffixes in enumerate(self._suffixes):
             if layer and self.dropout:
-                y = ops.dropout(y, self.dropout, self.training)
+                y = self._ops.dropout(y, self.dropout, self.training)
             outputs = []
             for reverse, suffix in enumerate(suffixes):
                 result, *state = self._direction(y, [s[position] for s in states], suffix, sizes, bool(reverse))
                 outputs.append(result)
                 last.append(state)
                 position += 1
-            y = outputs[0] if len(outputs) == 1 else ops.cat(outputs, 1)
-        return y, [ops.stack(list(state)) for state in zip(*last, strict=True)]
+            y = outputs[0] if len(outputs) == 1 else self._ops.cat(outputs, 1)
+        return y, [self._ops.stack(list(state)) for state in zip(*last, strict=True)]
 
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are read where they are."""

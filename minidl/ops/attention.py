@@ -11,7 +11,7 @@ from minidl import random
 from minidl.autograd import Function
 from minidl.kernels import attention as kernels
 from minidl.kernels import check
-from minidl.ops.shape import expand, reshape
+from minidl.ops.shape import reshape
 from minidl.tensors import Tensor
 
 __all__ = ["scaled_dot_product_attention"]
@@ -59,7 +59,24 @@ def scaled_dot_product_attention(
     these may be NaN. Source: Dao, FlashAttention-2, arXiv 2307.08691. Raises TypeError for dtypes that differ or
     integers, ValueError for shapes that do not fit, options out of range, or a mask together with is_causal.
     """
-    _check(query, key, value, attn_mask, dropout_p, is_causal, lengths)
+    operands, options, shape = arranged(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, window, lengths
+    )  # fmt: skip
+    first, drop_key = 0, None
+    if dropout_p > 0.0:
+        seed, stream = random.key()
+        rows = operands[0].shape[:3]
+        drop_key, first = kernels.dropout_key(seed, stream, query.device), random.first_index(rows)
+    return reshape(Attention.apply(*operands, options, drop_key, first), *shape)
+
+
+def arranged(
+    query: Any, key: Any, value: Any, mask: Any, p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
+    window: tuple[int, int] | None, lengths: Any,
+) -> tuple[tuple[Any, ...], kernels.Options, list[int]]:  # fmt: skip
+    """Return the operands (query, key, value, mask, lengths) in one batch, options, and the result's shape: the
+    arguments of `scaled_dot_product_attention` are Tensors or torch's tensors. Raises its errors."""
+    _check(query, key, value, mask, p, is_causal, lengths)
     limits = (-1, -1) if window is None else check.integers(OP, "window", window)
     if len(limits) != 2 or min(limits) < -1:
         raise ValueError(f"{OP}: window is {window}, expected two numbers from 0, or -1 for no limit")
@@ -73,35 +90,27 @@ def scaled_dot_product_attention(
     L, S = query.shape[-2], key.shape[-2]
     q = _in_batch(query, (*batch, H, L, E))
     k, v = _in_batch(key, (*batch, groups, S, E)), _in_batch(value, (*batch, groups, S, V))
-    mask = None if attn_mask is None else _in_batch(attn_mask, (*batch, H, L, S))
-    images = q.shape[0]
+    if mask is not None:
+        mask = _in_batch(mask, (*batch, H, L, S))
     if lengths is not None:
-        lengths = reshape(expand(lengths, *batch), images)
+        lengths = lengths.expand(*batch).reshape(q.shape[0])
     if scale is None:
         scale = 1 / math.sqrt(E) if E else 0.0
-    options = kernels.Options(float(scale), left, right, dropout_p)
-    first, drop_key = 0, None
-    if dropout_p > 0.0:
-        seed, stream = random.key()
-        drop_key, first = kernels.dropout_key(seed, stream, query.device), random.first_index((images, H, L))
-    y = Attention.apply(q, k, v, mask, lengths, options, drop_key, first)
-    return reshape(y, *batch, *query.shape[-3:-2], L, V)
+    return (q, k, v, mask, lengths), kernels.Options(float(scale), left, right, p), [*batch, *query.shape[-3:-2], L, V]
 
 
-def _heads(x: Tensor) -> int:
+def _heads(x: Any) -> Any:
     return x.shape[-3] if x.ndim > 2 else 1
 
 
-def _in_batch(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _in_batch(x: Any, shape: tuple[int, ...]) -> Any:
     """Return x broadcast to `shape`, as [batch, heads, rows, columns]."""
-    return reshape(expand(x, *shape), math.prod(shape[:-3]), *shape[-3:])
+    return x.expand(*shape).reshape(math.prod(shape[:-3]), *shape[-3:])
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, p: float, is_causal: bool, lengths: Tensor | None
-) -> None:
-    check.floating(OP, query=query.data, key=key.data, value=value.data)
-    check.same(OP, query=query.data, key=key.data, value=value.data)
+def _check(query: Any, key: Any, value: Any, mask: Any, p: float, is_causal: bool, lengths: Any) -> None:
+    check.floating(OP, query=query, key=key, value=value)
+    check.same(OP, query=query, key=key, value=value)
     shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ValueError(f"{OP}: {shapes}: expected at least two dimensions each")

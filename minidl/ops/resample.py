@@ -58,7 +58,17 @@ def interpolate(
     Raises ValueError for another mode or number of dimensions, for both or neither of size and scale_factor, and for
     antialias, which is not supported; TypeError for integers.
     """
-    check.floating("interpolate", input=input.data)
+    options = size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+    y: Tensor = resampled(AREA, _along, input, *options)
+    return y
+
+
+def resampled(
+    area: Any, resample: Callable[..., Any], input: Any, size: Sizes, scale_factor: Sizes, mode: str,
+    align_corners: bool | None, recompute_scale_factor: bool | None, antialias: bool,
+) -> Any:  # fmt: skip
+    """Return `interpolate` of a Tensor or torch's tensor, by `resample(image, rows, columns)` and the means `area`."""
+    check.floating("interpolate", input=input)
     simple = "nearest", "nearest-exact", "area"
     if mode not in (*simple, *LINEAR.values(), "bicubic"):
         raise ValueError(
@@ -84,25 +94,26 @@ def interpolate(
     if min(*new, *old) < 1:
         raise ValueError(f"interpolate: sizes must be 1 or more, got {old} to {list(new)}")
     if mode == "area":
-        return AREA[input.ndim](input, new)
-    how = kernels.bicubic if mode == "bicubic" else kernels.bilinear if curved else kernels.nearest
+        return area[input.ndim](input, new)
     flag = bool(align_corners) if curved else mode == "nearest-exact"
-    taps = [how(n, o, s, flag) for n, o, s in zip(old, new, scales, strict=True)]
+    axes = [(mode, n, o, s, flag) for n, o, s in zip(old, new, scales, strict=True)]
     if len(old) == 2:
-        return Resample.apply(input, *taps)
-    one = kernels.padded(1, 0, 0)
+        return resample(input, *axes)
+    one = mode, 1, 1, None, flag
     if len(old) == 1:
-        return _planes(input, N * C, one, taps[0], 1, (N, C, *new))
-    y = _planes(input, N * C * old[0], taps[1], taps[2], 1, (N, C, old[0], *new[1:]))
-    return _planes(y, N * C, taps[0], one, new[1] * new[2], (N, C, *new))
+        return _planes(resample, input, (N * C, 1, *old, 1), one, axes[0], (N, C, *new))
+    y = _planes(resample, input, (N * C * old[0], *old[1:], 1), axes[1], axes[2], (N, C, old[0], *new[1:]))
+    return _planes(resample, y, (N * C, old[0], 1, new[1] * new[2]), axes[0], one, (N, C, *new))
 
 
-def _planes(
-    x: Tensor, planes: int, rows: Taps, columns: Taps, inner: int, shape: Sequence[int], fill: float = 0.0
-) -> Any:
-    """Return x as [planes, rows, columns, inner], resampled along the middle two, in another shape."""
-    image = permute(reshape(x, planes, rows.size, columns.size, inner), 0, 3, 1, 2)
-    return reshape(permute(Resample.apply(image, rows, columns, fill), 0, 2, 3, 1), *shape)
+def _along(x: Tensor, *axes: Any) -> Tensor:
+    return Resample.apply(x, *(kernels.taps_of(*axis) for axis in axes))
+
+
+def _planes(resample: Callable[..., Any], x: Any, planes: Any, rows: Any, columns: Any, shape: Any, *fill: Any) -> Any:
+    """Return x as planes [N, rows, columns, inner], resampled along the middle two, in another shape."""
+    y = resample(x.reshape(*planes).permute(0, 3, 1, 2), rows, columns, *fill)
+    return y.permute(0, 2, 3, 1).reshape(*shape)
 
 
 def _each(value: Any, count: int) -> tuple[Any, ...]:
@@ -151,7 +162,8 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
         elif (*rows, *columns) != (0, 0, 0, 0) or at == 0:
             first = shape[: max(end - 2, 0)]
             new = [*first, *([H + sum(rows)] if end > 1 else []), W + sum(columns), *shape[end:]]
-            x = _planes(x, math.prod(first), *taps, math.prod(shape[end:]), new, fill)
+            planes = math.prod(first), H, W, math.prod(shape[end:])
+            x = _planes(Resample.apply, x, planes, *taps, new, fill)
     return contiguous(x, torch.channels_last) if x.ndim == 4 and memory_layout.channels_last(input.data) else x
 
 

@@ -110,8 +110,8 @@ def one_or_many(rank: int) -> Callable[[F], F]:
             if x is None or x.ndim != rank - 1:
                 return function(*args, **options)
             others = {name: value for name, value in options.items() if name != first}
-            y = function(unsqueeze(x, 0), *args[1:], **others)
-            return tuple(squeeze(each, 0) for each in y) if isinstance(y, tuple) else squeeze(y, 0)
+            y = function(x.unsqueeze(0), *args[1:], **others)
+            return tuple(each.squeeze(0) for each in y) if isinstance(y, tuple) else y.squeeze(0)
 
         return batched_or_single  # type: ignore[return-value]
 

@@ -9,7 +9,11 @@ import torch
 from minidl.kernels import activation, gemm
 from minidl.kernels import bias_act as kernels
 from minidl.kernels.activation import Activation
-from minidl.torch.registry import LOWER, act_of, operator
+from minidl.ops import activation_grad
+from minidl.torch.recorded import recorded
+from minidl.torch.registry import LOWER, NAMESPACE, Gradients, act_of, operator, spread, straight
+
+_PIXELS = [1], [0, 0], [1], [0], 1, False  # settings of a linear layer as a convolution of images [rows, K, 1]
 
 
 def parts(how: Activation) -> tuple[str | None, float]:
@@ -34,9 +38,19 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     mask = list(ctx.needs_input_grad[:2])
     if ctx.name is None and not mask[1]:
         return dy, None, None, None
-    gradients = iter(bias_act_backward(dy, saved, bias, ctx.name, ctx.slope, mask))
-    dx, db = (next(gradients) if want else None for want in mask)
-    return dx, db, None, None
+    return *act_gradients(dy, saved, bias, ctx.name, ctx.slope, mask), None, None
+
+
+def act_gradients(dy: torch.Tensor, saved: torch.Tensor, bias: Any, name: Any, slope: float, mask: list[bool]) -> Any:
+    """Return `bias_act_backward`, which has a gradient with `create_graph`."""
+    if not torch.is_grad_enabled() or not straight((dy, saved, bias)):
+        return bias_act_backward(dy, saved, bias, name, slope, mask)
+
+    def gradients(dy: Any, x: Any, b: Any) -> Any:
+        how = act_of(name, slope), from_output(name)
+        return activation_grad.bias_act_grad(dy, x, b, *how, want_x=mask[0], want_bias=mask[1])
+
+    return recorded(gradients, dy, saved, bias)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
@@ -69,11 +83,7 @@ def _as(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, mask: Any) -> list[torch.Tensor]:
-    gradients = (
-        (dy.new_empty(dy.shape) if mask[1] else _dense(saved)),
-        dy.new_empty(dy.shape[-1:] if mask[1] else 0),
-    )
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [dy.new_empty(dy.shape) if mask[1] else _dense(saved), dy.new_empty(dy.shape[-1:] if mask[1] else 0)]
 
 
 @operator(
@@ -83,7 +93,7 @@ def _fake_backward(dy: Any, saved: Any, bias: Any, name: Any, slope: Any, mask: 
 )
 def bias_act_backward(
     dy: torch.Tensor, saved: torch.Tensor, bias: torch.Tensor | None, name: str | None, slope: float, mask: list[bool]
-) -> list[torch.Tensor]:
+) -> Gradients:
     dx, db = kernels.bias_act_grad(
         dy, saved, bias, act_of(name, slope), from_output(name), want_x=mask[0], want_bias=mask[1]
     )
@@ -91,7 +101,7 @@ def bias_act_backward(
         dx = dy.clone()
     if dx is not None:
         dx = dx.contiguous() if mask[1] else _as(dx, saved)
-    return [gradient for gradient in (dx, db) if gradient is not None]
+    return dx, db
 
 
 def bias_act(x: torch.Tensor, b: torch.Tensor | None, act: Activation = "relu") -> torch.Tensor:
@@ -118,8 +128,13 @@ def _save_linear(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 def _linear_gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     mask = list(ctx.needs_input_grad[:3])
-    gradients = iter(linear_backward(dy, x, weight, y, ctx.name, ctx.slope, mask))
-    return *(next(gradients) if want else None for want in mask), None, None
+    if torch.is_grad_enabled():
+        dz = dy if y is None else act_gradients(dy, y, None, ctx.name, ctx.slope, [True, False])[0]
+        operands = _rows(dz).unsqueeze(-1), _rows(x).unsqueeze(-1), weight.unsqueeze(-1), None
+        backward = getattr(torch.ops, NAMESPACE).convolution_backward.default
+        dx, dw, db = spread(backward(*operands, *_PIXELS, None, 0.0, [*mask, False]), mask)
+        return dx if dx is None else dx.view(x.shape), dw if dw is None else dw.squeeze(-1), db, None, None
+    return *linear_backward(dy, x, weight, y, ctx.name, ctx.slope, mask), None, None
 
 
 @operator(
@@ -135,8 +150,7 @@ def _linear(
 
 
 def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope: Any, mask: Any) -> Any:
-    gradients = x.new_empty(x.shape), x.new_empty(weight.shape), x.new_empty(weight.shape[:1])
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [x.new_empty(shape) for shape in (x.shape, weight.shape, weight.shape[:1])]
 
 
 @operator(
@@ -147,20 +161,13 @@ def _fake_linear_backward(dy: Any, x: Any, weight: Any, y: Any, name: Any, slope
 def linear_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, name: str | None, slope: float,
     mask: list[bool],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     rows = _rows(dy)
     output = rows if y is None else _rows(y)
     dz, db = kernels.bias_act_grad(rows, output, None, act_of(name, slope), y is not None, want_bias=mask[2])
     assert dz is not None
-    gradients = []
-    if mask[0]:
-        gradients.append(gemm.gemm(dz, weight).view(x.shape))
-    if mask[1]:
-        gradients.append(gemm.gemm(dz.t(), _rows(x)))
-    if mask[2]:
-        assert db is not None
-        gradients.append(db)
-    return gradients
+    dx = gemm.gemm(dz, weight).view(x.shape) if mask[0] else None
+    return dx, gemm.gemm(dz.t(), _rows(x)) if mask[1] else None, db
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from minidl.kernels import norm as kernels
 from minidl.kernels.norm import alone
 from minidl.ops.conv import Conv2d
 from minidl.runtime.launch_cache.replay import replayed
-from minidl.torch.convolution import SETTINGS, Convolution, convolution_backward, sizes
-from minidl.torch.normalisation import RUNNING, batch_norm_backward, mark_updated, normalise_batch
+from minidl.torch.convolution import SETTINGS, Convolution, convolution, convolution_backward, sizes
+from minidl.torch.normalisation import RUNNING, batch_norm_backward, mark_updated, norm_gradients, normalise_batch
 from minidl.torch.registry import LOWER, accumulator, act_of, last, operator, straight
 
 
@@ -27,21 +27,24 @@ def _fake_conv_norm(x: Any, weight: Any, *more: Any) -> tuple[torch.Tensor, ...]
 
 
 def _save_conv_norm(ctx: Any, inputs: Any, output: Any) -> None:
-    x, weight, _, added, gamma, beta, *_ = inputs
+    x, weight, bias, added, gamma, beta, *_ = inputs
     *_, ctx.name, ctx.slope = inputs
     ctx.settings = inputs[11:17]
     y, z, mean, rstd = output
     ctx.mark_non_differentiable(z, mean, rstd)
     if added is not None and ctx.name not in activation.FROM_OUTPUT:
         raise ValueError(f"conv_norm: the gradient of {ctx.name} after an addition is not supported; apply it later")
-    ctx.save_for_backward(x, weight, z, mean, rstd, gamma, beta, None if added is None or ctx.name is None else y)
+    ctx.save_for_backward(x, weight, z, mean, rstd, gamma, beta, None if added is None or ctx.name is None else y, bias)
 
 
 def _conv_norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
-    tensors = dy, *ctx.saved_tensors
+    *saved, bias = ctx.saved_tensors
+    tensors = [dy, *saved]
     settings = *ctx.settings, ctx.name, ctx.slope, ctx.needs_input_grad[:6]
-    if torch.is_grad_enabled() or not straight(tensors):  # operators reject second derivatives
-        gradients = _gradients(batch_norm_backward, convolution_backward, *tensors, *settings)
+    if torch.is_grad_enabled() or not straight(tensors):
+        if torch.is_grad_enabled():  # z as a function of x, for second derivatives
+            tensors[3] = convolution(*tensors[1:3], bias, None, None, *ctx.settings, None, 0.0)
+        gradients = _gradients(norm_gradients, convolution_backward, *tensors, *settings)
     else:
         gradients = _gradients_in_one_replay(*tensors, *settings)
     return *gradients, *[None] * 13
@@ -60,13 +63,11 @@ def _gradients(
     """Return the requested gradients of x, weight, bias, `added`, and the batch norm's weight and bias."""
     *settings, name, slope, needs = more
     mask = [True, needs[4], needs[5], needs[3] and y is not None]
-    gradients = iter(norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, mask))
-    dz, dgamma, dbeta, dadded = (next(gradients) if want else None for want in mask)
+    dz, dgamma, dbeta, dadded = norm_back(dy, z, mean, rstd, gamma, beta, y, True, name, slope, mask)
     if needs[3] and y is None:
         dadded = dy
-    conv_mask = [*needs[:3], False]
-    gradients = iter(conv_back(dz, x, weight, None, *settings, None, 0.0, conv_mask))
-    return *(next(gradients) if want else None for want in conv_mask[:3]), dadded, dgamma, dbeta
+    gradients = conv_back(dz, x, weight, None, *settings, None, 0.0, [*needs[:3], False])
+    return *gradients[:3], dadded, dgamma, dbeta
 
 
 @operator(

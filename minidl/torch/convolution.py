@@ -1,4 +1,4 @@
-"""Convolutions in 1, 2 and 3 dimensions, and transposed ones in 1 and 2, as torch operators."""
+"""Convolutions in 1, 2 and 3 dimensions, also transposed, as torch operators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from minidl.ops import conv_geometry
 from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _added_dim
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
-from minidl.ops.conv_volume import Conv3d
-from minidl.torch.activations import act, parts
-from minidl.torch.registry import LOWER, act_of, last, operator
+from minidl.ops.conv_volume import Conv3d, ConvTranspose3d
+from minidl.torch.activations import act, act_gradients, parts
+from minidl.torch.registry import LOWER, Gradients, act_of, last, operator, spread
 
 KINDS: dict[tuple[int, bool], Any] = {
     (1, False): Conv1d, (1, True): ConvTranspose1d, (2, False): of_images.Conv2d, (2, True): ConvTranspose2d,
-    (3, False): Conv3d,
+    (3, False): Conv3d, (3, True): ConvTranspose3d,
 }  # fmt: skip
 # The settings of every convolution operator; padding has two values per axis, before and after.
 SETTINGS = "int[] stride, int[] padding, int[] dilation, int[] output_padding, int groups, bool transposed"
@@ -74,16 +74,14 @@ class Convolution:
 
     def backward(
         self, dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, want_x: bool, want_weight: bool
-    ) -> list[torch.Tensor]:
-        """Return the requested gradients of dz [N, M, ...] in channels-last layout."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return the requested gradients of x and weight from dz [N, M, ...] in channels-last layout."""
         ctx, dz = SimpleNamespace(geometry=self.geometry, form=None), self.up(dz)
-        gradients = []
-        if want_x:
-            gradients.append(self.down(self.kind.grad_input(ctx, dz, self.up(weight))))
-        if want_weight:
-            dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
-            gradients.append(_with_strides_of(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight))
-        return gradients
+        dx = self.down(self.kind.grad_input(ctx, dz, self.up(weight))) if want_x else None
+        if not want_weight:
+            return dx, None
+        dw = self.down(self.kind.grad_weight(ctx, dz, self.up(x)))
+        return dx, _with_strides_of(dw.movedim(1, -1).contiguous().movedim(-1, 1), weight)
 
 
 def _with_strides_of(dw: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -135,8 +133,11 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     x, weight, y = ctx.saved_tensors
     needs = ctx.needs_input_grad
     mask = [needs[0], needs[1], needs[2], needs[4] and y is not None]
-    gradients = iter(convolution_backward(dy, x, weight, y, *ctx.settings, ctx.name, ctx.slope, mask))
-    dx, dw, db, dz = (next(gradients) if want else None for want in mask)
+    name = ctx.name
+    if y is not None and torch.is_grad_enabled():
+        rows = act_gradients(dy.movedim(1, -1), y.movedim(1, -1), None, name, ctx.slope, [True, False])
+        dy, y, name, mask[3] = rows[0].movedim(-1, 1), None, None, False
+    dx, dw, db, dz = convolution_backward(dy, x, weight, y, *ctx.settings, name, ctx.slope, mask)
     if needs[4] and y is None:
         dz = dy
     return dx, dw, db, None, dz, *[None] * 8
@@ -164,23 +165,46 @@ def convolution(
     return elementwise.add_act(y, added, how)
 
 
-def _fake_backward(dy: Any, x: Any, weight: Any, y: Any, *more: Any) -> list[torch.Tensor]:
-    mask = more[-1]
-    channels = dy.new_empty(dy.shape[1])
-    gradients = last(x.shape, x), last(weight.shape, x), channels, last(dy.shape, x)
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+def _fake_backward(dy: Any, x: Any, weight: Any, *_: Any) -> list[torch.Tensor]:
+    return [last(x.shape, x), last(weight.shape, x), dy.new_empty(dy.shape[1]), last(dy.shape, x)]
+
+
+def _save_backward(ctx: Any, inputs: Any, output: Any) -> None:
+    dy, x, weight, y, *ctx.settings, _, _, ctx.mask = inputs
+    if y is not None:
+        raise NotImplementedError("minidl::convolution_backward: with an activation it has no derivative")
+    ctx.save_for_backward(dy, x, weight)
+
+
+def _second_gradients(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+    """The gradients of x and of weight are linear in dy and in the other: convolutions, so every order follows."""
+    (dy, x, weight), plain = ctx.saved_tensors, (*ctx.settings, None, 0.0)
+    ddx, ddw, ddb, _ = spread(gradients, ctx.mask)
+    wants_dy, wants_x, wants_weight = ctx.needs_input_grad[:3]
+    ddy = dx = dw = None
+    if ddx is not None and wants_weight:
+        dw = convolution_backward(dy, ddx, weight, None, *plain, [False, True, False, False])[1]
+    if ddw is not None and wants_x:
+        dx = convolution_backward(dy, x, ddw, None, *plain, [True, False, False, False])[0]
+    if wants_dy and ddw is not None:
+        ddy = convolution(x, ddw, ddb, None, None, *plain)
+    if wants_dy and ddx is not None:
+        ddy = convolution(ddx, weight, ddb if ddy is None else None, None, ddy, *plain)
+    if ddy is None and ddb is not None:
+        ddy = ddb.view(-1, *[1] * (dy.dim() - 2)).expand_as(dy)
+    return ddy, dx, dw, *[None] * 10
 
 
 @operator(
     f"convolution_backward(Tensor dy, Tensor x, Tensor weight, Tensor? y, {SETTINGS}, str? act, float slope, "
     "bool[] wanted) -> Tensor[]",
-    _fake_backward, replay=True,
+    _fake_backward, save=_save_backward, backward=_second_gradients, replay=True,
 )  # fmt: skip
 def convolution_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor | None, *more: Any
-) -> list[torch.Tensor]:
+) -> Gradients:
     """Return the requested gradients of x, weight, bias and `added`."""
-    *settings, name, slope, (want_x, want_weight, want_bias, want_added) = more
+    *settings, name, slope, (want_x, want_weight, want_bias, _) = more
     dy = dy.movedim(1, -1)
     if dy.stride(-1) != 1:
         dy = dy.contiguous()
@@ -188,11 +212,7 @@ def convolution_backward(
     dz, db = bias_act.bias_act_grad(dy, output, None, act_of(name, slope), y is not None, want_bias=want_bias)
     assert dz is not None
     dz = dz.contiguous().movedim(-1, 1)
-    gradients = Convolution(x, weight, settings).backward(dz, x, weight, want_x, want_weight)
-    if want_bias:
-        assert db is not None
-        gradients.append(db)
-    return [*gradients, dz] if want_added else gradients
+    return *Convolution(x, weight, settings).backward(dz, x, weight, want_x, want_weight), db, dz
 
 
 def settings_of(
@@ -230,7 +250,12 @@ def convolved(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings, how: Activation,
     scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Run a convolution with its activation, in the same kernel unless the gradient needs the activation's input."""
+    """Run a convolution with its activation, in the same kernel unless the gradient needs the activation's input.
+
+    x is a batch, or one example as `added`."""
+    if x.dim() == weight.dim() - 1:
+        added = None if added is None else added.unsqueeze(0)
+        return convolved(x.unsqueeze(0), weight, bias, settings, how, scale, added).squeeze(0)
     name, slope = parts(how)
     if name not in activation.FROM_OUTPUT and torch.is_grad_enabled():
         return act(convolution(x, weight, bias, scale, added, *settings, None, 0.0), how)
@@ -243,13 +268,8 @@ def _functional(op: str) -> Any:
         padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1, act: Activation = None, *,
         scale: torch.Tensor | None = None, added: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        if input.dim() == weight.dim() - 1:
-            one = None if added is None else added.unsqueeze(0)
-            settings = settings_of(op, weight, stride, padding, dilation, groups)
-            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale, one).squeeze(0)
-        return convolved(
-            input, weight, bias, settings_of(op, weight, stride, padding, dilation, groups), act, scale, added
-        )
+        settings = settings_of(op, weight, stride, padding, dilation, groups)
+        return convolved(input, weight, bias, settings, act, scale, added)
 
     forward.__name__ = forward.__qualname__ = op
     forward.__doc__ = (
@@ -266,8 +286,6 @@ def _functional_transposed(op: str) -> Any:
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor:  # fmt: skip
         settings = settings_of(op, weight, stride, padding, dilation, groups, output_padding)
-        if input.dim() == weight.dim() - 1:
-            return convolved(input.unsqueeze(0), weight, bias, settings, act, scale).squeeze(0)
         return convolved(input, weight, bias, settings, act, scale)
 
     forward.__name__ = forward.__qualname__ = op
@@ -276,4 +294,6 @@ def _functional_transposed(op: str) -> Any:
 
 
 conv1d, conv2d, conv3d = map(_functional, ("conv1d", "conv2d", "conv3d"))
-conv_transpose1d, conv_transpose2d = map(_functional_transposed, ("conv_transpose1d", "conv_transpose2d"))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = (
+    _functional_transposed(f"conv_transpose{n}d") for n in (1, 2, 3)
+)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import conv_flop_count, register_flop_formula
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula, sdpa_backward_flop_count, sdpa_flop_count
 
 from minidl.torch import conv_norm as conv_norm  # an operator
 from minidl.torch.registry import NAMESPACE
@@ -38,6 +38,8 @@ def register() -> None:
     formulas = {
         "convolution": _convolution, "convolution_backward": _convolution_backward, "conv_norm": _conv_norm,
         "linear": _linear, "linear_backward": _linear_backward,
+        "attention": lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+        "attention_backward": lambda dy, q, k, v, *_, **__: sdpa_backward_flop_count(dy, q, k, v),
     }  # fmt: skip
     for name, formula in formulas.items():
         formula_of: Any = register_flop_formula(getattr(getattr(torch.ops, NAMESPACE), name))

@@ -56,34 +56,39 @@ class Accelerated(nn.Module):
 
     _minidl_torch_class: ClassVar[type[nn.Module]]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        clone = type(self).__new__(type(self))
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        clone = object.__new__(type(self))
         memo[id(self)] = clone
-        vars(clone).update(copy.deepcopy(vars(self), memo))
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return clone
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError("torch.jit.script takes no modules of minidl; call minidl.torch.restore(model) first")
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
         arguments = self._minidl_torch_class, object, None
-        return copyreg._reconstructor, arguments, vars(self)  # type: ignore[attr-defined]
+        return copyreg._reconstructor, arguments, self.__getstate__()  # type: ignore[attr-defined]
 
 
 class Layer(Accelerated):
-    """The base class of layers: a subclass computes `_minidl_forward` with operators."""
+    """The base class of layers: `_minidl_forward` computes with operators, unless overridden `_minidl_function` of the
+    input and the attributes `_minidl_settings`."""
 
-    # Methods and functions of torch.nn.functional that torch's forward calls: if one was patched, torch's forward runs.
+    _minidl_function: ClassVar[Any]
+    _minidl_settings: ClassVar[list[str]]
+
+    # Methods, and the function of torch.nn.functional, that torch's forward calls: if one was patched, it runs.
     _minidl_watched_methods: ClassVar[tuple[str, ...]] = ()
-    _minidl_watched_functions: ClassVar[tuple[str, ...]] = ()
+    _minidl_op: ClassVar[str] = ""
     _minidl_originals: ClassVar[tuple[tuple[Any, str, Any], ...]] = ()
     _minidl_original_methods: ClassVar[tuple[tuple[str, Any], ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        torch_class = vars(cls).get("_minidl_torch_class")
-        if torch_class is None:
+        torch_class: Any = cls.__bases__[-1]
+        if issubclass(torch_class, Accelerated):  # a base of layers, or a subclass that torch created
             return
-        names = [(torch_class, "forward"), *((F, name) for name in cls._minidl_watched_functions)]
+        cls._minidl_torch_class = torch_class
+        names = [(torch_class, "forward"), *([(F, cls._minidl_op)] if cls._minidl_op else [])]
         cls._minidl_originals = tuple((owner, name, _original(owner, name)) for owner, name in names)
         methods = cls._minidl_watched_methods
         cls._minidl_original_methods = tuple((name, _original(torch_class, name)) for name in methods)
@@ -100,7 +105,12 @@ class Layer(Accelerated):
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         """Return why a module of torch's class is not switched, "" if it is."""
-        return ""
+        settings = vars(module)
+        unsupported = [name for name in ("return_indices", "proj_size") if settings.get(name)]
+        return unsupported[0] if unsupported else "dim is None" if settings.get("dim", 0) is None else ""
+
+    def _minidl_forward(self, *inputs: Any, **_: Any) -> Any:
+        return self._minidl_function(*inputs, *[getattr(self, name) for name in self._minidl_settings])
 
     @classmethod
     def _minidl_slow_reason(cls, module: Any) -> str:
@@ -116,7 +126,9 @@ class Layer(Accelerated):
         for name, original in self._minidl_original_methods:
             if getattr(getattr(self, name), "__func__", None) is not original:
                 return False
-        return not more and ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
+        if more or self._minidl_refusal(self):
+            return False
+        return ready(input) and not _intercepted(self, input) and not torch.onnx.is_in_onnx_export()
 
 
 def _original(owner: Any, name: str) -> Any:

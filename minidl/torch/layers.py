@@ -9,10 +9,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
-from minidl.torch import activations, convolution, pooling, rows
+from minidl.nn.recurrent import RNNBase
+from minidl.ops.recurrent import recurrence
+from minidl.torch import activations, convolution, pooling, resampling, rows
 from minidl.torch import normalisation as norms
 from minidl.torch.layer import Layer, few_rows, wide_volume
+from minidl.torch.recorded import recorded
+from minidl.torch.registry import straight
 
 
 class _Conv(Layer):
@@ -23,33 +28,22 @@ class _Conv(Layer):
         return "" if module.padding_mode == "zeros" else f"padding_mode {module.padding_mode!r}"
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        return (
-            super()._minidl_takes(input, *more) and self.padding_mode == "zeros"
-            and input.dim() == len(self.kernel_size) + 2
-        )  # fmt: skip
+        return super()._minidl_takes(input, *more) and input.dim() == len(self.kernel_size) + 2
 
     def _minidl_forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight  # read once: a parametrization computes it, and may return another value each time
-        geometry = self.stride, self.padding, self.dilation, self.groups, *self._minidl_more_settings()
+        geometry = (
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.output_padding if self.transposed else None,
+        )
         settings = convolution.settings_of(self._minidl_op, weight, *geometry)
         return convolution.convolved(input, weight, self.bias, settings, how=None)
 
-    def _minidl_more_settings(self) -> tuple[Any, ...]:
-        """Return the last arguments of `convolution.settings_of`, after groups."""
-        return ()
 
-
-class Conv1d(_Conv, nn.Conv1d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv1d, "conv1d", ("conv1d",)
-
-
-class Conv2d(_Conv, nn.Conv2d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv2d, "conv2d", ("conv2d",)
-
-
-class Conv3d(_Conv, nn.Conv3d):
-    _minidl_torch_class, _minidl_op, _minidl_watched_functions = nn.Conv3d, "conv3d", ("conv3d",)
-
+class _Conv3d(_Conv):
     @classmethod
     def _minidl_slow_reason(cls, module: Any) -> str:
         if wide_volume(module.weight, module.groups):
@@ -62,23 +56,8 @@ class Conv3d(_Conv, nn.Conv3d):
 class _ConvTranspose(_Conv):
     _minidl_watched_methods = ("_output_padding",)
 
-    def _minidl_more_settings(self: Any) -> tuple[Any, ...]:
-        return (self.output_padding,)
-
-
-class ConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
-    _minidl_torch_class, _minidl_op = nn.ConvTranspose1d, "conv_transpose1d"
-    _minidl_watched_functions = ("conv_transpose1d",)
-
-
-class ConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
-    _minidl_torch_class, _minidl_op = nn.ConvTranspose2d, "conv_transpose2d"
-    _minidl_watched_functions = ("conv_transpose2d",)
-
 
 class _BatchNorm(Layer):
-    _minidl_watched_functions = ("batch_norm",)
-
     @classmethod
     def _minidl_refusal(cls, module: Any) -> str:
         if module.momentum is None and module.num_batches_tracked is None:
@@ -86,9 +65,8 @@ class _BatchNorm(Layer):
         return ""
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        if not super()._minidl_takes(input, *more) or (self._minidl_uses_batch_statistics and input.numel() == 0):
-            return False
-        return self.momentum is not None or self.num_batches_tracked is not None
+        takes = super()._minidl_takes(input, *more)
+        return takes and not (self._minidl_uses_batch_statistics and input.numel() == 0)
 
     @property
     def _minidl_uses_batch_statistics(self: Any) -> bool:
@@ -107,114 +85,76 @@ class _BatchNorm(Layer):
         return norms.batch_norm_training(input, *affine, added, *buffers, momentum, self.eps, name, slope)[0]
 
 
-class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    _minidl_torch_class = nn.BatchNorm1d
-
-
-class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    _minidl_torch_class = nn.BatchNorm2d
-
-
-class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    _minidl_torch_class = nn.BatchNorm3d
-
-
-class Linear(Layer, nn.Linear):
-    _minidl_torch_class, _minidl_watched_functions = nn.Linear, ("linear",)
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
+class _Linear(Layer):
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         if not super()._minidl_takes(input, *more):
             return False
         # Comparing the number of rows would put a guard on the dynamic batch size of a compiled graph.
-        return torch.compiler.is_compiling() or not few_rows(input, self.in_features, self.out_features)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return activations.linear(input, self.weight, self.bias)
-
-
-class MaxPool2d(Layer, nn.MaxPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.MaxPool2d, ("max_pool2d",)
-
-    @classmethod
-    def _minidl_refusal(cls, module: Any) -> str:
-        return "return_indices" if module.return_indices else ""
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input, *more) and not self.return_indices
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        settings = self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
-        return pooling.max_pool2d(input, *settings)
+        # Under a dispatch mode, such as `batch_invariant`, all are minidl's.
+        is_traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return is_traced or not few_rows(input, self.in_features, self.out_features)
 
 
-class AvgPool2d(Layer, nn.AvgPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.AvgPool2d, ("avg_pool2d",)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        settings = self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad
-        return pooling.avg_pool2d(input, *settings, self.divisor_override)
-
-
-class AdaptiveAvgPool2d(Layer, nn.AdaptiveAvgPool2d):
-    _minidl_torch_class, _minidl_watched_functions = nn.AdaptiveAvgPool2d, ("adaptive_avg_pool2d",)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return pooling.adaptive_avg_pool2d(input, self.output_size)  # type: ignore[arg-type]
-
-
-class LayerNorm(Layer, nn.LayerNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.LayerNorm, ("layer_norm",)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return rows.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-
-class RMSNorm(Layer, nn.RMSNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.RMSNorm, ("rms_norm",)
-
-    def _minidl_forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rows.rms_norm(x, self.normalized_shape, self.weight, self.eps)
-
-
-class GroupNorm(Layer, nn.GroupNorm):
-    _minidl_torch_class, _minidl_watched_functions = nn.GroupNorm, ("group_norm",)
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        return rows.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
-
-
-class Softmax(Layer, nn.Softmax):
-    _minidl_torch_class, _minidl_watched_functions = nn.Softmax, ("softmax",)
-
-    @classmethod
-    def _minidl_refusal(cls, module: Any) -> str:
-        return "dim is None" if module.dim is None else ""
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input, *more) and self.dim is not None
-
-    def _minidl_forward(self, input: torch.Tensor) -> torch.Tensor:
-        assert self.dim is not None
-        return rows.softmax(input, self.dim)
-
-
-class CrossEntropyLoss(Layer, nn.CrossEntropyLoss):
-    _minidl_torch_class, _minidl_watched_functions = nn.CrossEntropyLoss, ("cross_entropy",)
-
-    def _minidl_takes(self, input: Any, *more: Any) -> bool:
+class _CrossEntropy(Layer):
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
 
-    def _minidl_forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return rows.cross_entropy(
-            input, target, self.weight, ignore_index=self.ignore_index, reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-        )  # fmt: skip
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
+        options = {name: getattr(self, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}
+        return rows.cross_entropy(*inputs, **options)
 
 
-CLASSES: dict[type[nn.Module], type[Layer]] = {
-    each._minidl_torch_class: each
-    for each in (
-        Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, BatchNorm1d, BatchNorm2d, BatchNorm3d, Linear,
-        MaxPool2d, AvgPool2d, AdaptiveAvgPool2d, LayerNorm, RMSNorm, GroupNorm, Softmax, CrossEntropyLoss,
-    )
-}  # fmt: skip
+class _Recurrent(Layer):
+    _ops, _linear, _tensor_class = torch, staticmethod(activations.linear), torch.Tensor
+    _forward_packed, _layers, _suffixes = RNNBase._forward_packed, RNNBase._layers, RNNBase._suffixes
+    _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
+
+    def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
+        x = input.data if isinstance(input, PackedSequence) else input
+        is_eager = not torch.compiler.is_compiling() and straight((x,))  # it is no operator
+        return is_eager and super()._minidl_takes(x, *more[1:]) and x.numel() > 0
+
+    def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
+        return RNNBase.forward(self, *inputs)
+
+    @staticmethod
+    def _recurrence(x: torch.Tensor, state: Any, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
+        operands = [weight, bias, *state]
+        if torch.is_autocast_enabled(x.device.type):  # x is the result of a linear layer
+            operands = [None if t is None else t.to(x.dtype) for t in operands]
+        return recorded(lambda x, w, b, *state: recurrence(x, state, w, b, *settings), x, *operands)
+
+
+_MAX, _AVG = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding ceil_mode count_include_pad"
+# The bases of our classes, the function of torch's name, and the attributes that the layer passes to it.
+_LAYERS: dict[Any, tuple[type[Layer], Any, str]] = {
+    nn.Conv1d: (_Conv, convolution.conv1d, ""),
+    nn.Conv2d: (_Conv, convolution.conv2d, ""),
+    nn.Conv3d: (_Conv3d, convolution.conv3d, ""),
+    nn.ConvTranspose1d: (_ConvTranspose, convolution.conv_transpose1d, ""),
+    nn.ConvTranspose2d: (_ConvTranspose, convolution.conv_transpose2d, ""),
+    nn.ConvTranspose3d: (_ConvTranspose, convolution.conv_transpose3d, ""),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (_BatchNorm, norms.batch_norm, "")),
+    nn.Linear: (_Linear, activations.linear, "weight bias"),
+    nn.MaxPool2d: (Layer, pooling.max_pool2d, _MAX),
+    nn.MaxPool3d: (Layer, pooling.max_pool3d, _MAX),
+    nn.AvgPool2d: (Layer, pooling.avg_pool2d, f"{_AVG} divisor_override"),
+    nn.AvgPool3d: (Layer, pooling.avg_pool3d, f"{_AVG} divisor_override"),
+    nn.AdaptiveAvgPool2d: (Layer, pooling.adaptive_avg_pool2d, "output_size"),
+    nn.AdaptiveAvgPool3d: (Layer, pooling.adaptive_avg_pool3d, "output_size"),
+    nn.Upsample: (Layer, resampling.interpolate, "size scale_factor mode align_corners recompute_scale_factor"),
+    nn.LayerNorm: (Layer, rows.layer_norm, "normalized_shape weight bias eps"),
+    nn.RMSNorm: (Layer, rows.rms_norm, "normalized_shape weight eps"),
+    nn.GroupNorm: (Layer, rows.group_norm, "num_groups weight bias eps"),
+    nn.Softmax: (Layer, rows.softmax, "dim"),
+    nn.CrossEntropyLoss: (_CrossEntropy, rows.cross_entropy, ""),
+    **dict.fromkeys((nn.LSTM, nn.GRU), (_Recurrent, None, "")),
+}
+
+
+def _subclass(torch_class: Any, base: type[Layer], function: Any, settings: str) -> Any:
+    members = {"_minidl_function": staticmethod(function), "_minidl_settings": settings.split()}
+    return type(torch_class.__name__, (base, torch_class), {"_minidl_op": getattr(function, "__name__", ""), **members})
+
+
+CLASSES: dict[type[nn.Module], type[Layer]] = {kind: _subclass(kind, *layer) for kind, layer in _LAYERS.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import linear_cross_entropy as kernels
-from minidl.torch.registry import LOWER, accumulator, may_want, operator
+from minidl.torch.registry import LOWER, accumulator, may_want, operator, spread
 from minidl.torch.rows import cross_entropy_backward
 
 _OPTIONS = "Tensor? bias, Tensor? weight, int ignore_index, str reduction, float label_smoothing"
@@ -48,8 +48,7 @@ def _mask(ctx: Any) -> list[bool]:
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     mask = _mask(ctx)
     if ctx.by_row:
-        gradients = iter(linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, mask))
-        dx, dw, db = (next(gradients) if want else None for want in mask)
+        dx, dw, db = linear_cross_entropy_backward(dy, *ctx.saved_tensors, *ctx.options, mask)
     else:
         *grads, divisor = ctx.saved_tensors
         dx, dw, db = (
@@ -78,8 +77,7 @@ def _linear_cross_entropy(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor
 
 
 def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
-    gradients = x.new_empty(x.shape), x.new_empty(w.shape), x.new_empty(w.shape[:1])
-    return [gradient for gradient, want in zip(gradients, more[-1], strict=True) if want]
+    return [x.new_empty(shape) for shape in (x.shape, w.shape, w.shape[:1])]
 
 
 @operator(
@@ -89,10 +87,11 @@ def _fake_backward(dy: Any, x: Any, w: Any, *more: Any) -> list[torch.Tensor]:
 )
 def linear_cross_entropy_backward(
     dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *more: Any
-) -> list[torch.Tensor]:
+) -> list[Any]:
     """Return the requested gradients of x, w and bias, for the gradient dy of each row's loss."""
     *options, mask = more
-    return kernels.linear_cross_entropy(x, w, target, *options, needs_grad=mask, dy=dy.contiguous()).grads
+    computed = kernels.linear_cross_entropy(x, w, target, *options, needs_grad=mask, dy=dy.contiguous()).grads
+    return spread(computed, mask)
 
 
 def linear_cross_entropy(

@@ -86,7 +86,7 @@ def _times_on_stream(layer: nn.Module, x: torch.Tensor) -> tuple[float, float]:
 
     def call() -> None:
         y = layer(x)
-        if layer.training:
+        if layer.training and isinstance(y, torch.Tensor):
             torch.autograd.grad(y, [x, *parameters], torch.ones_like(y))
 
     with torch.set_grad_enabled(layer.training):

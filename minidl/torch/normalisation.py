@@ -6,6 +6,7 @@ turns the batch norm into a scale and a shift, which the convolution applies.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone
 from minidl.kernels.norm.fold import running_rstd
-from minidl.ops import folds
+from minidl.ops import folds, norm_grad
 from minidl.runtime.launch_cache.replay import replayed
+from minidl.tensors import Tensor
 from minidl.torch.activations import parts
-from minidl.torch.registry import LOWER, accumulator, act_of, last, may_want, operator, straight
+from minidl.torch.recorded import recorded
+from minidl.torch.registry import LOWER, Gradients, accumulator, act_of, last, may_want, operator, straight
 
 RUNNING = "Tensor(a!)? running_mean, Tensor(b!)? running_var, Tensor(c!)? batches, float? momentum, float eps"
 
@@ -71,11 +74,25 @@ def _input_gradients(ctx: Any, dy: torch.Tensor) -> list[torch.Tensor | None]:
     needs = list(ctx.needs_input_grad[:4])
     mask = [*needs[:3], needs[3] and y is not None]
     settings = ctx.training, ctx.name, ctx.slope
-    computed = iter(batch_norm_backward(dy, x, mean, rstd, weight, bias, y, *settings, mask))
-    grads: list[torch.Tensor | None] = [next(computed) if want else None for want in mask]
+    grads: list[torch.Tensor | None] = norm_gradients(dy, x, mean, rstd, weight, bias, y, *settings, mask)
     if needs[3] and y is None:
         grads[3] = dy
     return grads
+
+
+def norm_gradients(dy: torch.Tensor, x: torch.Tensor, mean: Any, rstd: Any, *more: Any) -> Any:
+    """Return `batch_norm_backward`, which has a gradient with `create_graph`."""
+    weight, bias, y, training, name, slope, mask = more
+    if not torch.is_grad_enabled() or not straight((dy, x, weight, bias, y)):
+        return list(batch_norm_backward(dy, x, mean, rstd, *more))
+
+    def gradients(dy: Tensor, *tensors: Any) -> Any:
+        x, *others = tensors
+        saved = x, Tensor(mean), Tensor(rstd), *others
+        ctx = SimpleNamespace(saved=saved, training=training, act=act_of(name, slope), needs=mask)
+        return norm_grad.batch_norm(ctx, dy)
+
+    return list(recorded(gradients, dy, x, weight, bias, y))
 
 
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
@@ -145,8 +162,7 @@ def _fake_backward(
     mask: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
-    gradients = last(x.shape, x), *vectors, last(x.shape, x)
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [last(x.shape, x), *vectors, last(x.shape, x)]
 
 
 @operator(
@@ -157,7 +173,7 @@ def _fake_backward(
 def batch_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any, y: Any,
     training: bool, name: Any, slope: float, mask: list[bool],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Return the requested gradients of x, weight, bias and `added`."""
     arguments = x, kernels.Statistics(mean, rstd), weight, bias, act_of(name, slope)
     want_x, want_weight, want_bias, _ = mask
@@ -169,8 +185,7 @@ def batch_norm_backward(
         dx, dweight, dbias, dz = kernels.normalise_grad(
             dy, *arguments, training, y=y, want_x=want_x, want_affine=want_weight or want_bias
         )
-    gradients = zip((dx, dweight, dbias, dz), mask, strict=True)
-    return [gradient for gradient, want in gradients if want and gradient is not None]
+    return dx, dweight, dbias, dz
 
 
 def batch_norm(

@@ -1,4 +1,4 @@
-"""Pools of images as torch operators."""
+"""Pools of images and volumes as torch operators. A pool of volumes is one of slices, then one along the depth."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Any
 import torch
 
 from minidl.kernels import pool as kernels
-from minidl.kernels.check import pair
-from minidl.kernels.pool import Pair, Windows
-from minidl.torch.registry import last, may_want, operator
+from minidl.kernels.check import numbers
+from minidl.kernels.pool import Pair
+from minidl.ops.shape import one_or_many
+from minidl.torch.registry import accumulator, last, may_want, operator, save_linear
 
 SETTINGS = "int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil_mode"
-
-
-def _windows(op: str, x: torch.Tensor, settings: Any, **more: Any) -> Windows:
-    kernel, stride, padding, dilation, ceil_mode = settings
-    return kernels.windows(op, (x.shape[2], x.shape[3]), kernel, stride, padding, dilation, ceil_mode, **more)
 
 
 def _pooled(x: Any, settings: Any) -> list[Any]:
@@ -60,125 +56,127 @@ def _max_gradients(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
 )  # fmt: skip
 def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *settings, keep = more
-    kernels.checked("max_pool2d", x)
-    y, indices = kernels.max_pool2d(x, _windows("max_pool2d", x, settings), keep)
+    at = kernels.windows("max_pool2d", kernels.checked("max_pool2d", x), *settings)
+    y, indices = kernels.max_pool2d(x, at, keep)
     dtype = torch.int8 if settings[0][0] * settings[0][1] <= 127 else torch.int32
     return y, x.new_empty(0, dtype=dtype) if indices is None else indices
 
 
 @operator(
     f"max_pool2d_backward(Tensor dy, Tensor places, SymInt[] size, {SETTINGS}) -> Tensor",
-    lambda dy, indices, size, *_: _fake_sized(dy, size),
+    lambda dy, indices, size, *_: last([*dy.shape[:2], *size], dy),
     replay=True,
 )
 def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
-    image = _shape_of(dy, size)
-    return kernels.max_pool2d_grad(dy, indices, _windows("max_pool2d", image, settings))
+    return kernels.max_pool2d_grad(dy, indices, kernels.windows("max_pool2d", (size[0], size[1]), *settings))
 
 
-def _shape_of(dy: torch.Tensor, size: list[int]) -> torch.Tensor:
-    """Return a tensor of the image's shape without memory."""
-    return dy.new_empty(()).expand(*dy.shape[:2], *size)
-
-
-def _fake_avg(x: Any, *more: Any) -> torch.Tensor:
-    kernel, stride, padding, ceil_mode, *_ = more
-    return last(_pooled(x, (kernel, stride, padding, (1, 1), ceil_mode)), x)
-
-
-def _save_avg(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.size, ctx.settings = inputs[0].shape[2:], inputs[1:]
+def _fake_avg(x: Any, size: Any, output: Any, *more: Any) -> torch.Tensor:
+    return last([*x.shape[:2], *(size or output or _pooled(x, (*more[:3], (1, 1), more[3]))[2:])], x)
 
 
 def _avg_gradients(ctx: Any, dy: torch.Tensor) -> Any:
-    return avg_pool2d_backward(dy, list(ctx.size), *ctx.settings), *[None] * 6
-
-
-_AVERAGE = "int[] kernel, int[] stride, int[] padding, bool ceil_mode, bool count_include_pad, int? divisor"
-
-
-def _means(x: torch.Tensor, settings: Any) -> Windows:
-    kernel, stride, padding, ceil_mode, padded, divisor = settings
-    return _windows("avg_pool2d", x, (kernel, stride, padding, 1, ceil_mode), divisor=divisor, padded=padded)
+    return _avg_pool2d(dy, ctx.size, *ctx.settings), *[None] * 8
 
 
 @operator(
-    f"avg_pool2d(Tensor x, {_AVERAGE}) -> Tensor", _fake_avg, save=_save_avg, backward=_avg_gradients, replay=True
-)
-def _avg_pool2d(x: torch.Tensor, *settings: Any) -> torch.Tensor:
-    kernels.checked("avg_pool2d", x)
-    return kernels.avg_pool2d(x, _means(x, settings))
-
-
-def _fake_sized(dy: Any, size: Any, *_: Any) -> torch.Tensor:
-    return last([*dy.shape[:2], *size], dy)
-
-
-@operator(f"avg_pool2d_backward(Tensor dy, SymInt[] size, {_AVERAGE}) -> Tensor", _fake_sized, replay=True)
-def avg_pool2d_backward(dy: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
-    return kernels.avg_pool2d_grad(dy, _means(_shape_of(dy, size), settings))
-
-
-def _save_adaptive(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.size = inputs[0].shape[2:]
-
-
-def _adaptive_gradients(ctx: Any, dy: torch.Tensor) -> Any:
-    return adaptive_avg_pool2d_backward(dy, list(ctx.size)), None
-
-
-@operator(
-    "adaptive_avg_pool2d(Tensor x, SymInt[] size) -> Tensor", _fake_sized, save=_save_adaptive,
-    backward=_adaptive_gradients, replay=True,
+    "avg_pool2d(Tensor x, SymInt[] size, SymInt[] output, int[] kernel, int[] stride, int[] padding, bool ceil_mode, "
+    "bool count_include_pad, int? divisor) -> Tensor",
+    _fake_avg, save=save_linear, backward=_avg_gradients, replay=True,
 )  # fmt: skip
-def _adaptive_avg_pool2d(x: torch.Tensor, size: list[int]) -> torch.Tensor:
-    image = kernels.checked("adaptive_avg_pool2d", x)
-    return kernels.avg_pool2d(x, kernels.adaptive_windows("adaptive_avg_pool2d", image, (size[0], size[1])))
+def _avg_pool2d(x: torch.Tensor, size: Any, output: Any, kernel: Any, *more: Any) -> torch.Tensor:
+    """Without a kernel, windows divide the image evenly."""
+    stride, padding, ceil_mode, padded, divisor = more
+    op, image = "avg_pool2d", (*(size or kernels.checked("avg_pool2d", x)),)
+    if kernel:
+        at = kernels.windows(op, image, kernel, stride, padding, 1, ceil_mode, divisor, padded)
+    else:
+        at = kernels.adaptive_windows(op, image, tuple(output))
+    return (kernels.avg_pool2d_grad if size else kernels.avg_pool2d)(x, at)
 
 
-@operator("adaptive_avg_pool2d_backward(Tensor dy, SymInt[] size) -> Tensor", _fake_sized, replay=True)
-def adaptive_avg_pool2d_backward(dy: torch.Tensor, size: list[int]) -> torch.Tensor:
-    at = kernels.adaptive_windows("adaptive_avg_pool2d", (size[0], size[1]), (dy.shape[2], dy.shape[3]))
-    return kernels.avg_pool2d_grad(dy, at)
+def _settings(op: str, axes: int, kernel: Pair, stride: Any, padding: Pair, dilation: Pair = 1) -> list[Any]:
+    """Return kernel, stride, padding and dilation, for each axis."""
+    sizes = numbers(op, "kernel_size", kernel, 1, axes)
+    steps = numbers(op, "stride", sizes if stride is None or stride == () else stride, 1, axes)
+    margins, dilations = numbers(op, "padding", padding, 0, axes), numbers(op, "dilation", dilation, 1, axes)
+    return [sizes, steps, margins, dilations]
 
 
+@one_or_many(4)
 def max_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.max_pool2d. The result is channels-last. Raises ValueError for return_indices."""
-    op = "max_pool2d"
     if return_indices:
-        raise ValueError(f"{op}: return_indices is not supported; call torch.nn.functional.{op}")
-    kernel = pair(op, "kernel_size", kernel_size, 1)
-    step = kernel if stride is None else pair(op, "stride", stride, 1)
-    settings = list(kernel), list(step), list(pair(op, "padding", padding, 0)), list(pair(op, "dilation", dilation, 1))
-    keep = may_want(input)
-    one = input.dim() == 3
-    y = _max_pool2d(input.unsqueeze(0) if one else input, *settings, ceil_mode, keep)[0]
-    return y.squeeze(0) if one else y
+        raise ValueError("max_pool2d: return_indices is not supported; call torch.nn.functional.max_pool2d")
+    settings = _settings("max_pool2d", 2, kernel_size, stride, padding, dilation)
+    y: torch.Tensor = _max_pool2d(input, *settings, ceil_mode, may_want(input))[0]
+    return y
 
 
+@one_or_many(4)
 def avg_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.avg_pool2d. The result is channels-last."""
-    op = "avg_pool2d"
-    kernel = pair(op, "kernel_size", kernel_size, 1)
-    step = kernel if stride is None else pair(op, "stride", stride, 1)
-    settings = list(kernel), list(step), list(pair(op, "padding", padding, 0)), ceil_mode, count_include_pad
-    one = input.dim() == 3
-    y = _avg_pool2d(input.unsqueeze(0) if one else input, *settings, divisor_override)
-    return y.squeeze(0) if one else y
+    settings = _settings("avg_pool2d", 2, kernel_size, stride, padding)[:3]
+    y: torch.Tensor = _avg_pool2d(input, [], [], *settings, ceil_mode, count_include_pad, divisor_override)
+    return y
 
 
+@one_or_many(4)
 def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None, int | None]) -> torch.Tensor:
     """torch.nn.functional.adaptive_avg_pool2d. The result is channels-last."""
-    sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
-    output_sizes = [
-        size if requested is None else requested for size, requested in zip(input.shape[-2:], sizes, strict=True)
-    ]
-    one = input.dim() == 3
-    y = _adaptive_avg_pool2d(input.unsqueeze(0) if one else input, output_sizes)
-    return y.squeeze(0) if one else y
+    size = kernels.checked("adaptive_avg_pool2d", input)
+    sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
+    output = [extent if requested is None else requested for extent, requested in zip(size, sizes, strict=True)]
+    y: torch.Tensor = _avg_pool2d(input, [], output, [], [], [], False, True, None)
+    return y
+
+
+def _of_volumes(op: str, pool: Any, x: torch.Tensor, plane: Any, depth: Any) -> Any:
+    """Return the pool of volumes, by the arguments of a pool of slices, and of columns [D, OH OW]."""
+    kernels.checked(op, x, "N, C, D, H, W")
+    slices = x.contiguous(memory_format=torch.channels_last_3d).movedim(2, 1).flatten(0, 1)
+    y = pool(slices, *plane)
+    return pool(y.unflatten(0, (-1, x.shape[2])).movedim(1, 2).flatten(3), *depth).unflatten(3, y.shape[2:])
+
+
+def _split(settings: list[Any]) -> tuple[Any, Any]:
+    """Return settings of slices, and along the depth."""
+    return [each[1:] for each in settings], [(each[0], int(i != 2)) for i, each in enumerate(settings)]
+
+
+@one_or_many(5)
+def max_pool3d(
+    input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    """torch.nn.functional.max_pool3d, as `max_pool2d`."""
+    plane, depth = _split(_settings("max_pool3d", 3, kernel_size, stride, padding, dilation))
+    more = ceil_mode, return_indices
+    return _of_volumes("max_pool3d", max_pool2d, input, (*plane, *more), (*depth, *more))
+
+
+@one_or_many(5)
+def avg_pool3d(
+    input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    """torch.nn.functional.avg_pool3d, as `avg_pool2d`; 16-bit values are cast to float32."""
+    plane, depth = _split(_settings("avg_pool3d", 3, kernel_size, stride, padding)[:3])
+    more = ceil_mode, count_include_pad
+    plane, depth = (*plane, *more, divisor_override), (*depth, *more, None if divisor_override is None else 1)
+    wide = input.to(accumulator(input.dtype))  # the means of slices are not rounded
+    return _of_volumes("avg_pool3d", avg_pool2d, wide, plane, depth).to(input.dtype)
+
+
+@one_or_many(5)
+def adaptive_avg_pool3d(input: torch.Tensor, output_size: int | tuple[int | None, int | None, int | None]) -> Any:
+    """torch.nn.functional.adaptive_avg_pool3d, as `adaptive_avg_pool2d`; 16-bit values are cast to float32."""
+    depth, *plane = output_size if isinstance(output_size, list | tuple) else (output_size,) * 3
+    wide = input.to(accumulator(input.dtype))
+    return _of_volumes("adaptive_avg_pool3d", adaptive_avg_pool2d, wide, [plane], [(depth, None)]).to(input.dtype)

@@ -55,16 +55,21 @@ def operator(
               RESULT: no tensor is cast, and the argument with the result's dtype becomes float32 if it is None
     pack      index of a convolution's weight, which autocast writes in channels-last memory when it casts it
     replay    the function meets the conditions of `launch_cache.replay`
-    """
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+    If the schema ends in "bool[] wanted) -> Tensor[]", function, `fake` and the result return a gradient for each of
+    these flags, which is not used, or None from the result, where it is False: the operator returns the others.
+    """
+    is_masked = schema.endswith("bool[] wanted) -> Tensor[]")
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
+        run = _masked(function) if is_masked else function
         calls = Calls(run, plain=True) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         called = run if calls is None else calls
         _library.impl(name, called, "CUDA")
         _library.impl(name, _on_cpu(name, called), "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _masked(fake) if is_masked else fake, lib=_library)
         op = getattr(getattr(torch.ops, NAMESPACE), name).default
         listed = schema.endswith("Tensor[]")
 
@@ -111,10 +116,35 @@ def operator(
             return run_(*args)
 
         NAMES.append(name)
-        call.function = run  # type: ignore[attr-defined]
-        return call
+        result, direct = (_unmasked(call), _unmasked(run)) if is_masked else (call, run)
+        result.function = direct  # type: ignore[attr-defined]
+        return result
 
     return register
+
+
+def _masked(function: Callable[..., Any]) -> Callable[..., Any]:
+    def masked(*args: Any) -> list[torch.Tensor]:
+        return [gradient for gradient, want in zip(function(*args), args[-1], strict=True) if want]
+
+    return masked
+
+
+def _unmasked(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: spread(function(*args), args[-1])
+
+
+def spread(gradients: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+    """Return the gradients at the flags that are True, None at the others."""
+    following = iter(gradients)
+    return [next(following) if want else None for want in mask]
+
+
+def save_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save for a linear operator NAME(x, size, SETTINGS) on images. Without a size it computes its function, with one
+    the gradient of images of that size: so derivatives of every order are the operator itself."""
+    x, size, *ctx.settings = inputs
+    ctx.size = [] if size else list(x.shape[2:])
 
 
 def _on_cpu(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -192,7 +222,9 @@ def _single_level() -> Iterator[None]:
 def _function(name: str, below: Any, save: Any, backward: Any) -> Any:
     def forward(ctx: Any, *args: Any) -> Any:
         ctx.set_materialize_grads(False)  # missing gradients would become zeros
-        output = below(*args)
+        # `apply` turns gradients off, but other levels of torch.func record theirs.
+        with torch.enable_grad() if transformed() else contextlib.nullcontext():
+            output = below(*args)
         if save is not None:
             save(ctx, args, output)
         return tuple(output) if isinstance(output, list) else output

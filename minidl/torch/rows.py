@@ -14,7 +14,7 @@ from minidl.kernels import row_norm as norms
 from minidl.kernels import softmax as kernels
 from minidl.ops.loss import named_reduction
 from minidl.torch.activations import _as
-from minidl.torch.registry import FLOAT32, RESULT, accumulator, may_want, operator
+from minidl.torch.registry import FLOAT32, RESULT, Gradients, accumulator, may_want, operator
 
 
 def _fake_softmax(x: Any, *_: Any) -> torch.Tensor:
@@ -47,12 +47,12 @@ def softmax_backward(dy: torch.Tensor, y: torch.Tensor, dim: int, log: bool) -> 
     return _as((kernels.log_softmax_grad if log else kernels.softmax_grad)(dy, y, dim), y)
 
 
-def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def softmax(input: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
     """torch.nn.functional.softmax."""
     return _softmax(input if dtype is None else input.to(dtype), dim, False)
 
 
-def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+def log_softmax(input: torch.Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> torch.Tensor:
     """torch.nn.functional.log_softmax."""
     return _softmax(input if dtype is None else input.to(dtype), dim, True)
 
@@ -148,8 +148,7 @@ def _save_norm(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _norm_gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     mask = list(ctx.needs_input_grad[:3])
-    gradients = iter(row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, mask))
-    return *(next(gradients) if want else None for want in mask), *[None] * 5
+    return *row_norm_backward(dy, *ctx.saved_tensors, ctx.dims, ctx.groups, ctx.rms, mask), *[None] * 5
 
 
 @operator(
@@ -179,8 +178,7 @@ def _row_norm(
 def _fake_norm_backward(
     dy: Any, x: Any, weight: Any, bias: Any, mean: Any, rstd: Any, dims: Any, groups: Any, rms: Any, mask: Any
 ) -> list[torch.Tensor]:
-    gradients = _order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [_order(x, groups), *(x if t is None else torch.empty_like(t) for t in (weight, bias))]
 
 
 @operator(
@@ -191,18 +189,12 @@ def _fake_norm_backward(
 def row_norm_backward(
     dy: torch.Tensor, x: torch.Tensor, weight: Any, bias: Any, mean: torch.Tensor, rstd: torch.Tensor, dims: int,
     groups: int, rms: bool, mask: list[bool],
-) -> list[torch.Tensor]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     x, rows = _rows(x, dims, groups)
     flat = None if weight is None else weight.reshape(-1)
     dx, *others = norms.backward(dy, x, rows, flat, mean, rstd, rms, mask)
-    gradients = [
-        dx,
-        *(
-            t if t is None else t.view_as(parameter).to(parameter.dtype)
-            for t, parameter in zip(others, (weight, bias), strict=True)
-        ),
-    ]
-    return [gradient for gradient in gradients if gradient is not None]
+    parameters = zip(others, (weight, bias), strict=True)
+    return dx, *(t if t is None else t.view_as(like).to(like.dtype) for t, like in parameters)
 
 
 def _dims(op: str, x: torch.Tensor, normalized_shape: Sequence[int] | int) -> int:

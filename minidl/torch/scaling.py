@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minidl.kernels import scaled_sum as kernels
-from minidl.torch.registry import operator
+from minidl.torch.registry import Gradients, operator
 
 
 def _like(x: torch.Tensor, axis: int, dtype: torch.dtype) -> torch.Tensor:
@@ -29,8 +29,7 @@ def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> Any:
     mask = list(ctx.needs_input_grad[:2])
-    gradients = iter(scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, mask) if any(mask) else ())
-    dx, dscale = (next(gradients) if want else None for want in mask)
+    dx, dscale = scaled_sum_backward(dy, *ctx.saved_tensors, ctx.axis, mask) if any(mask) else (None, None)
     return dx, dscale, None, dy.to(ctx.added) if ctx.needs_input_grad[3] else None, None
 
 
@@ -46,8 +45,7 @@ def _scaled_sum(
 
 
 def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, mask: Any) -> list[torch.Tensor]:
-    gradients = _like(x, axis, x.dtype), torch.empty_like(scale, memory_format=torch.contiguous_format)
-    return [gradient for gradient, want in zip(gradients, mask, strict=True) if want]
+    return [_like(x, axis, x.dtype), torch.empty_like(scale, memory_format=torch.contiguous_format)]
 
 
 @operator(
@@ -56,10 +54,10 @@ def _fake_backward(dy: Any, x: Any, scale: Any, factor: Any, axis: Any, mask: An
 )  # fmt: skip
 def scaled_sum_backward(
     dy: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None, axis: int, mask: list[bool]
-) -> list[torch.Tensor]:
+) -> Gradients:
     rows = dy.movedim(axis, -1), x.movedim(axis, -1)
     dx, dscale = kernels.scaled_sum_grad(*rows, scale, factor, want_x=mask[0], want_scale=mask[1])
-    return [gradient for gradient in (None if dx is None else dx.movedim(-1, axis), dscale) if gradient is not None]
+    return None if dx is None else dx.movedim(-1, axis), dscale
 
 
 def scaled(scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor | None, added: torch.Tensor) -> torch.Tensor:

@@ -113,6 +113,84 @@ def test_training_evaluation_and_channels_last(pair):
     _same(ours, theirs, x)
 
 
+def test_volumes_and_sequences(device):
+    ours, theirs, _ = _pair(
+        lambda: nn.Sequential(
+            nn.ConvTranspose3d(2, 3, 3, 2, 1, 1), nn.MaxPool3d(3, 2, 1), nn.Upsample(None, 1.5, "trilinear"),
+            nn.AvgPool3d((2, 1, 3), 1, ceil_mode=True), nn.AdaptiveAvgPool3d((2, None, 1)), nn.Flatten(3),
+            nn.Upsample((5, 3), mode="bicubic"),
+        ),
+        device,
+    )  # fmt: skip
+    assert {line.how for line in mt.report(ours) if line.module and line.kind != "Flatten"} == {"operator"}
+    x = torch.randn(2, 2, 3, 4, 3, dtype=torch.float64, device=device)
+    _same(ours, theirs, x)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("options", [{"num_layers": 2, "bidirectional": True}, {"bias": False, "batch_first": True}])
+def test_recurrent_layers(device, kind, options):
+    """Padded and packed sequences, one sequence, states that are passed, evaluation, and what torch computes."""
+    ours, theirs, _ = _pair(lambda: kind(3, 4, **options), device)
+    x = torch.randn(5, 2, 3, dtype=torch.float64, device=device)
+    ragged = [torch.randn(n, 3, dtype=torch.float64, device=device) for n in (2, 5, 3)]
+    packed = nn.utils.rnn.pack_sequence(ragged, enforce_sorted=False)
+    shape = (1, 5, 4) if "batch_first" in options else (4, 2, 4)
+    states = torch.randn(*shape, dtype=torch.float64, device=device)
+    states = (states, states) if kind is nn.LSTM else states
+    launched = []
+    for arguments in ((x,), (packed,), (x[0],), (x, states)):
+        gradients = []
+        for model in (ours, theirs):
+            with launch.watch(lambda kernel, grid, args, meta, go: (launched.append(kernel), go())):
+                y, last = model(*arguments)
+            results = [y.data if isinstance(y, tuple) else y, *(last if isinstance(last, tuple) else [last])]
+            assert type(y) is type(arguments[0])
+            loss = sum(each.square().sum() for each in results)
+            gradients.append([*results, *torch.autograd.grad(loss, list(model.parameters()))])
+        for one, other in zip(*gradients, strict=True):
+            _close(one, other)
+        assert launched
+        launched.clear()
+        with torch.no_grad():
+            _close(ours(*arguments)[0][0], theirs(*arguments)[0][0])
+    _close(ours(x, hx=states)[0], theirs(x, hx=states)[0])
+    stored = io.BytesIO()
+    torch.save(ours, stored)  # noqa: TID251 (as users do)
+    stored.seek(0)
+    for twin in (mt.restore(copy.deepcopy(ours)), torch.load(stored, weights_only=False)):  # noqa: TID251
+        _close(twin(x)[0], theirs(x)[0])
+    _close(torch.compile(ours, backend="aot_eager")(x)[0], theirs(x)[0])
+    (gradient,) = torch.autograd.grad(ours(x.requires_grad_())[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+    projected = mt.accelerate(nn.LSTM(3, 4, proj_size=2).to(device))
+    assert mt.report(projected)[0].note == "proj_size"
+
+
+def test_results_do_not_depend_on_the_batch(device):
+    torch.manual_seed(0)
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 6, 3, 2),
+        nn.GroupNorm(2, 6), nn.Upsample(scale_factor=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10),
+    ).eval()  # fmt: skip
+    linears = nn.Sequential(nn.Linear(37, 300), nn.Tanh(), nn.Linear(300, 300), nn.LayerNorm(300), nn.Linear(300, 7))
+    for model, shape in ((convolutions, (3, 11, 10)), (linears, (37,))):
+        mt.accelerate(model.to(device))
+        x = torch.randn(17, *shape, device=device)
+        with mt.batch_invariant():
+            every = model(x)
+            for count in (1, 3, 8):
+                assert torch.equal(model(x[-count:]), every[-count:])
+            assert model(x[:0]).shape == (0, every.shape[1])
+        torch.testing.assert_close(every, mt.restore(model)(x), rtol=1e-4, atol=1e-5)
+        every.sum().backward()
+        with mt.batch_invariant(), pytest.raises(ValueError, match="may depend on the batch"):
+            model(x)  # torch's
+    with mt.batch_invariant(), pytest.raises(ValueError, match="minidl::batch_norm may depend"):
+        mt.accelerate(convolutions).train()(torch.randn(2, 3, 11, 10, device=device))
+
+
 def test_the_report_names_each_layer_and_why_others_stay(device):
     class Odd(nn.Linear):
         pass
@@ -250,7 +328,7 @@ def test_state_dicts_copies_pickles_and_restore(pair):
     theirs.load_state_dict(ours.state_dict())
     assert list(ours.state_dict()) == list(theirs.state_dict())
     twin = copy.deepcopy(ours)
-    assert isinstance(twin.stem[0], layers.Conv2d)
+    assert isinstance(twin.stem[0], layers.CLASSES[nn.Conv2d])
     assert twin.stem[0].weight is not ours.stem[0].weight
     _same(twin, copy.deepcopy(theirs), x)
     file = io.BytesIO()
@@ -413,14 +491,46 @@ def test_exported(small):
         _close(program.module()(x[:2]), theirs.eval()(x[:2]))
 
 
+def _critic_step(critic, real, generated):
+    """A step of a critic with gradient penalty (Gulrajani et al., arXiv 1704.00028); returns loss and penalty."""
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
+    between = (0.3 * real + 0.7 * generated).requires_grad_()
+    (slope,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    penalty = (slope.flatten(1).square().sum(1).sqrt() - 1).square().mean()
+    loss = critic(generated).mean() - critic(real).mean() + 10 * penalty
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach(), penalty.detach()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_critics_with_a_gradient_penalty_train_as_torchs(device, training):
+    ours, theirs, real = _pair(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.LeakyReLU(0.2), nn.ConvTranspose2d(4, 3, 2, groups=1),
+            nn.Tanh(), nn.AvgPool2d(2), nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten(), nn.Linear(72, 5),
+            nn.SiLU(), nn.Linear(5, 1),
+        ).train(training),
+        device,
+    )  # fmt: skip
+    generated = torch.randn_like(real)
+    for _ in range(3):
+        results = [_critic_step(model, real, generated) for model in (ours, theirs)]
+        _close(*map(torch.stack, results))
+    for one, other in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        _close(one, other)
+
+
 def test_second_derivatives_are_refused_and_wrong_use_is_told(pair):
     ours, _, x = pair
     x.requires_grad_()
     (dx,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="restore"):
         dx.sum().backward()
-    weight = x.new_ones(5, x.shape[-1], requires_grad=True)
-    _, dw = torch.autograd.grad(mt.linear(x, weight).square().sum(), (x, weight), create_graph=True)
+    weight = x.new_ones(x.shape[-1], requires_grad=True)
+    y = mt.layer_norm(x, x.shape[-1], weight)
+    _, dw = torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True)
     with pytest.raises(NotImplementedError, match="restore"):  # of the second result alone
         dw.sum().backward()
     with pytest.raises(TypeError, match=r"torch.nn.Module"):

@@ -78,6 +78,11 @@ CASES = {
         lambda x, w, b: F.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1)),
         lambda: (_randn(2, 3, 3, 4), _randn(3, 2, 4, 4), _randn(2)),
     ),
+    "conv_transpose3d": (
+        lambda x, w, b: mt.conv_transpose3d(x, w, b, stride=2, padding=1, output_padding=(1, 0, 0), act="relu"),
+        lambda x, w, b: F.relu(F.conv_transpose3d(x, w, b, stride=2, padding=1, output_padding=(1, 0, 0))),
+        lambda: (_randn(1, 3, 3, 2, 3), _randn(3, 2, 3, 3, 2), _randn(2)),
+    ),
     "batch norm": (
         lambda x, w, b: mt.batch_norm(x, None, None, w, b, training=True, act="silu"),
         lambda x, w, b: F.silu(F.batch_norm(x, None, None, w, b, training=True)),
@@ -118,6 +123,56 @@ CASES = {
         lambda x: mt.adaptive_avg_pool2d(x, (2, None)),
         lambda x: F.adaptive_avg_pool2d(x, (2, None)),
         lambda: (_randn(2, 3, 5, 4),),
+    ),
+    "max pool of volumes": (
+        lambda x: mt.max_pool3d(x, (2, 3, 2), (1, 2, 2), 1, dilation=(2, 1, 1), ceil_mode=True),
+        lambda x: F.max_pool3d(x, (2, 3, 2), (1, 2, 2), 1, dilation=(2, 1, 1), ceil_mode=True),
+        lambda: (_randn(2, 3, 4, 5, 3),),
+    ),
+    "avg pool of volumes": (
+        lambda x: mt.avg_pool3d(x, (2, 3, 2), 2, 1, True, count_include_pad=False),
+        lambda x: F.avg_pool3d(x.cpu(), (2, 3, 2), 2, 1, True, count_include_pad=False).to(x.device),
+        lambda: (_randn(3, 4, 5, 3),),
+    ),
+    "avg pool of volumes, another divisor": (
+        lambda x: mt.avg_pool3d(x, 2, divisor_override=3),
+        lambda x: F.avg_pool3d(x, 2, divisor_override=3),
+        lambda: (_randn(2, 3, 4, 5, 3, last=True),),
+    ),
+    "adaptive avg pool of volumes": (
+        lambda x: mt.adaptive_avg_pool3d(x, (2, None, 1)),
+        lambda x: F.adaptive_avg_pool3d(x, (2, None, 1)),
+        lambda: (_randn(2, 3, 5, 4, 3),),
+    ),
+    "bilinear": (
+        lambda x: mt.interpolate(x, scale_factor=(1.7, 2), mode="bilinear"),
+        lambda x: F.interpolate(x, scale_factor=(1.7, 2), mode="bilinear"),
+        lambda: (_randn(2, 3, 4, 5),),
+    ),
+    "bicubic, shrunk": (
+        lambda x: mt.interpolate(x, size=(3, 7), mode="bicubic", align_corners=True),
+        lambda x: F.interpolate(x, size=(3, 7), mode="bicubic", align_corners=True),
+        lambda: (_randn(2, 3, 4, 5, last=True),),
+    ),
+    "trilinear": (
+        lambda x: mt.interpolate(x, scale_factor=1.5, mode="trilinear"),
+        lambda x: F.interpolate(x, scale_factor=1.5, mode="trilinear"),
+        lambda: (_randn(2, 3, 4, 3, 2),),
+    ),
+    "nearest and area of sequences": (
+        lambda x: mt.interpolate(mt.interpolate(x, 7), scale_factor=0.6, mode="area"),
+        lambda x: F.interpolate(F.interpolate(x, 7), scale_factor=0.6, mode="area"),
+        lambda: (_randn(2, 3, 4),),
+    ),
+    "attention": (
+        lambda q, k, v: mt.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.4, enable_gqa=True),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.4, enable_gqa=True),
+        lambda: (_randn(2, 4, 5, 3), _randn(2, 2, 5, 3), _randn(2, 2, 5, 4)),
+    ),
+    "attention with a mask": (
+        lambda q, k, v, m: mt.scaled_dot_product_attention(q, k.transpose(1, 2), v, m),
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k.transpose(1, 2), v, m),
+        lambda: (_randn(2, 3, 5, 4), _randn(2, 6, 3, 4), _randn(3, 6, 2), _randn(3, 1, 6)),
     ),
     "linear": (
         lambda x, w, b: mt.linear(x, w, b, act="relu"),
@@ -203,6 +258,7 @@ CHECKED = (
     "conv2d with a sum", "conv_transpose2d", "batch norm", "batch norm, inference", "conv norm",
     "max pool", "avg pool", "adaptive avg pool", "linear", "linear, gelu", "softmax", "cross entropy",
     "linear cross entropy", "linear cross entropy of each", "embedding bag", "rms norm", "group norm", "scaled sum",
+    "bicubic, shrunk", "attention with a mask",
 )  # fmt: skip
 
 
@@ -238,10 +294,82 @@ def test_gradients_are_those_of_differences(name):
     assert torch.autograd.gradcheck(ours, leaves, atol=1e-5, nondet_tol=0.0, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", CHECKED)
+# Those with second derivatives.
+TWICE = (
+    "conv1d", "conv1d depthwise", "conv2d channels last, gelu", "conv2d with a sum", "conv3d", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "batch norm", "batch norm with a sum", "batch norm, inference", "conv norm",
+    "linear", "linear, gelu", "bias act", "avg pool", "adaptive avg pool", "avg pool of volumes", "bicubic, shrunk",
+    "trilinear",
+)  # fmt: skip
+
+
+def _second_derivatives(function, tensors):
+    leaves = _leaves(tensors)
+    firsts = torch.autograd.grad(function(*leaves).sin().sum(), leaves, create_graph=True)
+    return torch.autograd.grad(sum(each.square().sum() for each in firsts), leaves)
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose2d", "batch norm", "batch norm with a sum", "bias act"])
+def test_second_derivatives_are_those_of_differences(name):
+    ours, _, tensors = CASES[name]
+    leaves = _leaves(tensors())
+    assert torch.autograd.gradgradcheck(ours, leaves, atol=1e-5, nondet_tol=0.0, fast_mode=True)
+
+
+def test_levels_of_torch_func_record_each_their_gradient():
+    x, w = _randn(1, 2, 5, 4), _randn(2, 2, 3, 2)
+
+    def penalty(convolution):
+        def slope(w):
+            return torch.func.grad_and_value(lambda x: convolution(x, w).sin().sum())(x)
+
+        value = torch.func.grad(lambda w: slope(w)[1])(w)
+        return value, torch.func.grad(lambda w: slope(w)[0].square().sum())(w)
+
+    for one, other in zip(penalty(mt.conv2d), penalty(F.conv2d), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_attention_drops_by_torchs_generator_and_takes_lengths():
+    q, k, v = _randn(2, 2, 5, 4), _randn(2, 2, 6, 4), _randn(2, 2, 6, 4)
+    results = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        results.append(mt.scaled_dot_product_attention(q, k, v, dropout_p=0.5))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+    lengths = torch.tensor([6, 2], device=_DEVICE)
+    y = mt.scaled_dot_product_attention(q, k, v, lengths=lengths)
+    torch.testing.assert_close(y[1], F.scaled_dot_product_attention(q[1], k[1, :, :2], v[1, :, :2]))
+    with pytest.raises(ValueError, match="enable_gqa"):
+        mt.scaled_dot_product_attention(torch.cat([q, q], 1), k, v)
+    with torch.autocast(_DEVICE.type, torch.float16):
+        half = mt.scaled_dot_product_attention(q.float(), k.half(), v.float(), torch.zeros(5, 6, device=_DEVICE))
+    assert half.dtype == torch.float16
+    mapped = torch.vmap(mt.scaled_dot_product_attention)(*(torch.stack([t, t]) for t in (q, k, v)))
+    torch.testing.assert_close(mapped[1], F.scaled_dot_product_attention(q, k, v))
+
+
+def test_convolutions_have_third_derivatives():
+    def third(convolution):
+        x, w = _leaves((_randn(1, 2, 4, 3), _randn(2, 2, 2, 2)))
+        (first,) = torch.autograd.grad(convolution(x, w).pow(4).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), (x, w))
+
+    for one, other in zip(third(mt.conv2d), third(F.conv2d), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted({*CHECKED, *TWICE}))
 def test_second_derivatives_are_torchs_or_refused(name):
     """Zero without a recorded gradient: a gradient computed with the result does not count as a constant."""
     ours, torchs, tensors = CASES[name]
+    if name in TWICE:
+        pairs = zip(_second_derivatives(ours, tensors()), _second_derivatives(torchs, tensors()), strict=True)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        return
     leaves = _leaves(tensors())
     firsts = torch.autograd.grad(ours(*leaves).sum(), leaves, create_graph=True)
     if any(each.requires_grad for each in firsts):
@@ -253,10 +381,8 @@ def test_second_derivatives_are_torchs_or_refused(name):
         recorded = [each.square().sum() for each in firsts if each.requires_grad]
         second = torch.autograd.grad(sum(recorded), leaves, allow_unused=True) if recorded else ()
         assert all(each is None or not each.any() for each in second)
-    leaves = _leaves(tensors())
-    firsts = torch.autograd.grad(ours(*leaves).square().sum(), leaves, create_graph=True)
     with pytest.raises(NotImplementedError, match="restore"):
-        sum(each.square().sum() for each in firsts).backward()
+        _second_derivatives(ours, tensors())
 
 
 class _Calls(torch.utils._python_dispatch.TorchDispatchMode):

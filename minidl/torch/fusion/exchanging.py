@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,21 +19,15 @@ _LAYERS = (F.linear, activations._linear, convolution.convolution, conv_norm.con
 
 
 class Function(NamedTuple):
-    """A function of minidl: the names of its arguments, their defaults, and a test of the arguments."""
+    """A function of minidl with the arguments of torch's, and a test of the arguments."""
 
     run: Callable[..., Any]
-    names: tuple[str, ...]
-    defaults: dict[str, Any]
     takes: Callable[[dict[str, Any]], bool] = lambda arguments: True
 
 
-_POOL = ("input", "kernel_size", "stride", "padding")
-_SOFTMAX = ("input", "dim", "_stacklevel", "dtype")
-_LOSS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-
-
-def _is_image(arguments: dict[str, Any]) -> bool:
-    return value(arguments["input"]).dim() in (3, 4)
+def _is_pool(arguments: dict[str, Any], axes: int) -> bool:
+    is_supported = not arguments.get("return_indices") and arguments.get("stride") != []
+    return is_supported and value(arguments["input"]).dim() in (axes + 1, axes + 2)
 
 
 def _has_classes(x: Any, target: Any, weight: Any) -> bool:
@@ -41,42 +36,20 @@ def _has_classes(x: Any, target: Any, weight: Any) -> bool:
     return target is not None and not recorded and target.dtype in (torch.int64, torch.uint8, x.dtype)
 
 
-def _softmax(run: Callable[..., Any]) -> Function:
-    def call(input: Any, dim: Any, _stacklevel: Any, dtype: Any) -> Any:
-        return run(input, dim, dtype)
-
-    return Function(call, _SOFTMAX, {"dim": None, "_stacklevel": 3, "dtype": None}, lambda a: a["dim"] is not None)
-
-
 _FUNCTIONS: dict[Any, Function] = {
-    F.max_pool2d: Function(
-        pooling.max_pool2d, (*_POOL, "dilation", "ceil_mode", "return_indices"),
-        {"stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False},
-        lambda a: _is_image(a) and not a["return_indices"] and a["stride"] != [],
-    ),
-    F.avg_pool2d: Function(
-        pooling.avg_pool2d, (*_POOL, "ceil_mode", "count_include_pad", "divisor_override"),
-        {"stride": None, "padding": 0, "ceil_mode": False, "count_include_pad": True, "divisor_override": None},
-        lambda a: _is_image(a) and a["stride"] != [],
-    ),
-    F.adaptive_avg_pool2d: Function(pooling.adaptive_avg_pool2d, ("input", "output_size"), {}, _is_image),
-    F.layer_norm: Function(
-        rows.layer_norm, ("input", "normalized_shape", "weight", "bias", "eps"),
-        {"weight": None, "bias": None, "eps": 1e-5},
-    ),
-    F.rms_norm: Function(
-        rows.rms_norm, ("input", "normalized_shape", "weight", "eps"), {"weight": None, "eps": None}
-    ),
-    F.group_norm: Function(
-        rows.group_norm, ("input", "num_groups", "weight", "bias", "eps"), {"weight": None, "bias": None, "eps": 1e-5}
-    ),
-    F.softmax: _softmax(rows.softmax),
-    F.log_softmax: _softmax(rows.log_softmax),
+    F.max_pool2d: Function(pooling.max_pool2d, lambda a: _is_pool(a, 2)),
+    F.max_pool3d: Function(pooling.max_pool3d, lambda a: _is_pool(a, 3)),
+    F.avg_pool2d: Function(pooling.avg_pool2d, lambda a: _is_pool(a, 2)),
+    F.avg_pool3d: Function(pooling.avg_pool3d, lambda a: _is_pool(a, 3)),
+    F.adaptive_avg_pool2d: Function(pooling.adaptive_avg_pool2d, lambda a: _is_pool(a, 2)),
+    F.adaptive_avg_pool3d: Function(pooling.adaptive_avg_pool3d, lambda a: _is_pool(a, 3)),
+    F.layer_norm: Function(rows.layer_norm),
+    F.rms_norm: Function(rows.rms_norm),
+    F.group_norm: Function(rows.group_norm),
+    F.softmax: Function(rows.softmax, lambda a: a["dim"] is not None),
+    F.log_softmax: Function(rows.log_softmax, lambda a: a["dim"] is not None),
     F.cross_entropy: Function(
-        rows.cross_entropy, _LOSS,
-        {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean",
-         "label_smoothing": 0.0},
-        lambda a: _has_classes(value(a["input"]), value(a["target"]), value(a["weight"])),
+        rows.cross_entropy, lambda a: _has_classes(value(a["input"]), value(a["target"]), value(a["weight"]))
     ),
 }  # fmt: skip
 
@@ -86,15 +59,21 @@ def exchange(graph: fx.Graph) -> list[str]:
     names = []
     for node in list(graph.nodes):
         function = _FUNCTIONS.get(node.target) if node.op == "call_function" else None
-        arguments = None if function is None else graphs.bind(node, function.names, function.defaults)
+        arguments = None if function is None else graphs.bind(node, *_signature(function.run))
         if function is None or arguments is None or not _is_ready(node, arguments) or not function.takes(arguments):
             continue
         call = tuple(arguments.values())
         if node.target is F.layer_norm:
-            call = (*call, _dtype_read(node))
+            call = (*call[:-1], _dtype_read(node))
         names.append(str(getattr(function.run, "__name__", node.name)))
         graphs.replace(graph, [node], function.run, call)
     return names
+
+
+def _signature(function: Callable[..., Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the names of a function's arguments, and their defaults."""
+    parameters = inspect.signature(function).parameters
+    return tuple(parameters), {name: p.default for name, p in parameters.items() if p.default is not p.empty}
 
 
 def _is_ready(node: fx.Node, arguments: dict[str, Any]) -> bool:

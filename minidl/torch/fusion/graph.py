@@ -23,10 +23,10 @@ def value(node: Any) -> Any:
 
 
 def bind(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a call's arguments by name, in the order of the names; None if it has others."""
-    if len(node.args) > len(names) or node.kwargs.keys() - set(names):
-        return None
+    """Return a call's arguments by name, in the order of the names; None if it has others or fewer."""
     arguments = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if len(node.args) > len(names) or arguments.keys() != set(names):
+        return None
     return {name: arguments[name] for name in names}
 
 

@@ -23,6 +23,7 @@ from minidl.torch.registry import NAMESPACE
 _CONVOLUTIONS: dict[Any, str] = {
     torch.conv1d: "conv1d", torch.conv2d: "conv2d", torch.conv3d: "conv3d",
     torch.conv_transpose1d: "conv_transpose1d", torch.conv_transpose2d: "conv_transpose2d",
+    torch.conv_transpose3d: "conv_transpose3d",
 }  # fmt: skip
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
