@@ -18,7 +18,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def __init__(self, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
         super().__init__("cpu", *args, **kwargs)
-        self._lazy_init_scale_growth_tracker(torch.device("cpu"))
+        if self._enabled:
+            self._lazy_init_scale_growth_tracker(torch.device("cpu"))
 
     def scale(self, outputs: Any) -> Any:
         """Return a Tensor, or each of a list, times the scale."""
@@ -29,10 +30,12 @@ class GradScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: Any) -> None:
         """Divide an optimizer's gradients by the scale now, to clip them. Raises RuntimeError for a second time before
         `update`, ValueError for 16-bit gradients, which may underflow."""
+        if not self._enabled:
+            return
         state = self._per_optimizer_states[id(optimizer)]
         if "unscaled" in state:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        params = [param for param in optimizer._params if param.grad is not None] if self._enabled else []
+        params = [param for param in optimizer._params if param.grad is not None]
         if any(param.dtype.itemsize == 2 for param in params):
             raise ValueError("Attempting to unscale FP16 gradients: clip them by max_norm= of the optimizer")
         for param in params:

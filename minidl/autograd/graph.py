@@ -46,11 +46,8 @@ class RemovableHandle:
     """The handle of a registered hook: `remove()`, a call, or the end of a `with` block removes the hook."""
 
     def __init__(self, hooks: dict[int, Any], hook: Any, first: bool = False) -> None:
-        self._hooks, self.id = hooks, next(_sequence)
-        others = dict(hooks) if first else {}
-        for handle in others:
-            del hooks[handle]
-        hooks |= {self.id: hook, **others}
+        self._hooks, self.id = hooks, -next(_sequence) if first else next(_sequence)  # hooks run in this order
+        hooks[self.id] = hook
 
     def remove(self) -> None:
         """Remove the hook; a second call does nothing."""

@@ -23,29 +23,32 @@ class Through(Function):
 
 def call(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the forward of a module with backward hooks, see `Module.register_full_backward_hook`."""
-    recorded, of_results = [i for i, x in enumerate(args) if _is_recorded(x)], list[Any]()
+    of_results: tuple[Any, ...] = ()
+    recorded = any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
-    def on_inputs(grads: Any) -> Any:
-        by_place = dict(zip(recorded, grads, strict=False))
-        inputs: Any = tuple(map(by_place.get, range(len(args))))
-        for hook in tuple(module._on_gradients.values()):
-            changed = hook(module, inputs, tuple(of_results))
+    def on_inputs(inputs: Any) -> Any:
+        for _, hook in sorted(module._on_gradients.items()):
+            changed = hook(module, inputs, of_results)
             inputs = inputs if changed is None else changed if isinstance(changed, tuple) else (changed,)
-        return [inputs[i] for i in recorded]
+        return inputs
 
-    def on_results(grads: Any) -> Any:
-        of_results[:] = grads
-        return grads if recorded else (on_inputs(()), grads)[1]
+    def on_results(results: Any) -> Any:
+        nonlocal of_results
+        of_results = results
+        return results if recorded else (on_inputs((None,) * len(args)), results)[1]
 
     result = module.forward(*_through(on_inputs, args), **kwargs)
     return _through(on_results, result) if isinstance(result, tuple) else _through(on_results, (result,))[0]
 
 
-def _is_recorded(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad
-
-
 def _through(change: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    tensors = filter(_is_recorded, values)
-    passed = iter(Through.apply(change, *tensors) if any(map(_is_recorded, values)) else ())
-    return tuple(next(passed) if _is_recorded(x) else x for x in values)
+    """Return the values, whose gradients become change(gradients); those without one are None there."""
+    tensors = {i: x for i, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad}
+
+    def change_some(grads: Any) -> Any:
+        found = dict(zip(tensors, grads, strict=True))
+        changed = change(tuple(map(found.get, range(len(values)))))
+        return [changed[i] for i in tensors]
+
+    passed = dict(zip(tensors, Through.apply(change_some, *tensors.values()) if tensors else (), strict=True))
+    return tuple(passed.get(i, x) for i, x in enumerate(values))

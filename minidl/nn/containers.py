@@ -55,8 +55,6 @@ class Listed(_Container):
             self._add(str(len(self)), module)
         return self
 
-    __iadd__ = extend
-
     def insert(self, index: int, module: Any) -> Self:
         """Add a module before the one at `index`."""
         listed = list(self)
@@ -104,6 +102,9 @@ class ModuleList(Listed):
 class ParameterList(_OfParameters, ModuleList):
     """Parameters in a list, named "0", "1", ... Other tensors become Parameters."""
 
+    def __init__(self, values: Iterable[Any] | None = None) -> None:
+        super().__init__(values)
+
 
 class ModuleDict(_Container, MutableMapping[str, Any]):
     """Modules by name, in the order they were added. It is not called; its modules are."""
@@ -129,3 +130,6 @@ class ModuleDict(_Container, MutableMapping[str, Any]):
 
 class ParameterDict(_OfParameters, ModuleDict):
     """Parameters by name, in the order they were added. Other tensors become Parameters."""
+
+    def __init__(self, parameters: Mapping[str, Any] | Iterable[tuple[str, Any]] | None = None) -> None:
+        super().__init__(parameters)

@@ -62,11 +62,11 @@ class Module(Stateful):
                 raise
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for hook in tuple(self._before.values()):
+        for _, hook in sorted(self._before.items()):
             changed = hook(self, args, kwargs)
             args, kwargs = (args, kwargs) if changed is None else changed
         result = backward_hooks.call(self, args, kwargs) if self._on_gradients else self.forward(*args, **kwargs)
-        for hook in tuple(self._after.values()):
+        for _, hook in sorted(self._after.items()):
             changed = hook(self, args, kwargs, result)
             result = result if changed is None else changed
         return result
@@ -81,10 +81,8 @@ class Module(Stateful):
     def register_forward_pre_hook(
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
-        """Call hook(module, args) before `forward`; a result other than None replaces args.
-
-        With with_kwargs call hook(module, args, kwargs), whose result replaces both; with `prepend` before other hooks.
-        """
+        """Call hook(module, args) before `forward`, or hook(module, args, kwargs) with with_kwargs; a result other than
+        None replaces args, or both. `prepend` puts it before other hooks."""
         return RemovableHandle(self._before, hook if with_kwargs else partial(_positional, hook), prepend)
 
     def register_forward_hook(self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:

@@ -59,8 +59,7 @@ class _Recurrent(Module):
         """Return y [N, H] and the last states [B, H] of a layer and direction, for inputs [N, I]."""
         weight, hidden = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         bias, hidden_bias = (getattr(self, f"bias_{on}{suffix}") if self.bias else None for on in ("ih", "hh"))
-        product = ops.linear(rows, weight, bias).to(hidden.dtype)  # autocast converts products
-        return recurrence(product, state, hidden, hidden_bias, self.mode, sizes, reverse)
+        return recurrence(ops.linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
 
     def _states(self, hx: Hidden | None, shape: list[int], like: Tensor) -> list[Tensor]:
         """Return h, and c of lstm, zeros if hx is None. Raises ValueError for another shape, TypeError for no pair."""

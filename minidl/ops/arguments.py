@@ -26,12 +26,10 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 # Arguments that are True or False: a dimension passed by mistake would count as true.
 _FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", "unbiased")
 _NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
-# Operations that torch.autocast computes in its own dtype, and those that it computes in float32; others take operands
-# of several types in the widest one.
+# Operations that autocast computes in its dtype and in float32, as torch on a GPU; others in the widest type of operands.
 _IN_AUTOCAST_DTYPE = {
     "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "prelu",
-    "scaled_dot_product_attention", "sparse_linear",
+    "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "prelu", "sparse_linear",
 }  # fmt: skip
 _IN_FLOAT32 = {
     "cdist", "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "group_norm", "instance_norm",
@@ -51,7 +49,7 @@ def _autocast(op: str, values: Sequence[Any]) -> list[Any]:
         dtype = torch.float32
     else:
         dtype = functools.reduce(torch.promote_types, [x.dtype for x in floats])
-    chosen = {id(x) for x in floats if x.dtype not in (dtype, torch.float64)}
+    chosen = [id(x) for x in floats if x.dtype not in (dtype, torch.float64)]
     return [x.to(dtype) if id(x) in chosen else x for x in values]
 
 

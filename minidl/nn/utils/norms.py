@@ -17,7 +17,7 @@ from minidl.tensors import Tensor
 def weight_norm(module: Any, name: str = "weight", dim: int | None = 0, parts: str = "{0}_g {0}_v") -> Module:
     """Compute a parameter as g v / |v| with a norm for each index of `dim`, or one for None, and return the module.
 
-    g and v are <name>_g and <name>_v in the state, or have the names `parts`. Raises ValueError without the parameter.
+    g and v have the names `parts` in the state. Raises ValueError without the parameter.
     """
 
     def norm(v: Tensor) -> Tensor:
@@ -34,8 +34,8 @@ def spectral_norm(
     """Divide a parameter W by u W v, an estimate of its largest singular value, and return the module.
 
     The rows of W are along `dim`, by default 0, of transposed convolutions 1. In training each access first takes
-    n_power_iterations, which change u and v. W, u and v are <name>_orig, <name>_u and <name>_v in the state, or have
-    the names `parts`. Raises ValueError without the parameter, and for n_power_iterations below 1.
+    n_power_iterations, which change u and v. W, u and v have the names `parts` in the state.
+    Raises ValueError without the parameter, and for n_power_iterations below 1.
     """
     weight, newer = _parameter(module, name), parts.startswith("parametrizations")
     if n_power_iterations < 1:
@@ -86,16 +86,14 @@ def _parameter(module: Module, name: str) -> Parameter:
 
 
 def _compute(module: Any, name: str, parts: str, values: tuple[Tensor, ...], function: Any) -> Module:
-    """Replace a parameter by function(*values, training); the values become parameters and buffers."""
+    """Replace a parameter by function(*values, training)."""
     del module._parameters[name]
     paths = parts.format(name).split()
     for path, value in zip(paths, values, strict=True):
         *within, last = path.split(".")
         owner = module
         for each in within:
-            if each not in owner._modules:
-                owner.add_module(each, Module())
-            owner = owner._modules[each]
+            owner = owner._modules.setdefault(each, Module())
         (owner.register_parameter if isinstance(value, Parameter) else owner.register_buffer)(last, value)
     _set_class(module, {**vars(type(module)).get("_computed", {}), name: (paths, function)})
     return module

@@ -4,8 +4,6 @@ from functools import partial
 
 from minidl.nn.utils import norms
 
-__all__ = ["spectral_norm", "weight_norm"]
-
 _PART = "parametrizations.{0}."
 weight_norm = partial(norms.weight_norm, parts=f"{_PART}original0 {_PART}original1")
 spectral_norm = partial(norms.spectral_norm, parts=f"{_PART}original {_PART}0._u {_PART}0._v")
