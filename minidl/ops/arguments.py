@@ -26,7 +26,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 # Arguments that are True or False: a dimension passed by mistake would count as true.
 _FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", "unbiased")
 _NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
-# Operations that autocast computes in its dtype and in float32, as torch on a GPU; others in the widest type of operands.
+# Operations that autocast computes in its dtype and, as on a GPU, in float32; others in the widest type of operands.
 _IN_AUTOCAST_DTYPE = {
     "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
     "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "prelu", "sparse_linear",
