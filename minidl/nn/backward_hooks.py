@@ -46,8 +46,8 @@ def _through(change: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
     tensors = {i: x for i, x in enumerate(values) if isinstance(x, Tensor) and x.requires_grad}
 
     def change_some(grads: Any) -> Any:
-        found = dict(zip(tensors, grads, strict=True))
-        changed = change(tuple(map(found.get, range(len(values)))))
+        by_index = dict(zip(tensors, grads, strict=True))
+        changed = change(tuple(map(by_index.get, range(len(values)))))
         return [changed[i] for i in tensors]
 
     passed = dict(zip(tensors, Through.apply(change_some, *tensors.values()) if tensors else (), strict=True))
