@@ -48,7 +48,7 @@ def _autocast(op: str, values: Sequence[Any]) -> list[Any]:
     elif op in _IN_FLOAT32 or op.endswith("_loss"):
         dtype = torch.float32
     else:
-        dtype = functools.reduce(torch.promote_types, [x.dtype for x in floats])
+        dtype = functools.reduce(torch.promote_types, {x.dtype for x in floats})
     chosen = [id(x) for x in floats if x.dtype not in (dtype, torch.float64)]
     return [x.to(dtype) if id(x) in chosen else x for x in values]
 

@@ -65,6 +65,14 @@ def test_two_norms_of_a_module_and_their_removal():
     assert type(layer) is nn.LSTM
 
 
+def test_layers_with_a_norm_are_neither_folded_nor_converted():
+    layers = nn.utils.weight_norm(nn.Conv2d(1, 2, 3)), nn.utils.spectral_norm(nn.Linear(32, 32))
+    model = nn.Sequential(layers[0], nn.BatchNorm2d(2)).eval()
+    assert isinstance(nn.fold_batch_norms(model)[1], nn.BatchNorm2d)
+    assert nn.to_float8(layers[1]).weight.dtype == torch.float32
+    assert all("weight" not in dict(layer.named_buffers()) for layer in layers)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
