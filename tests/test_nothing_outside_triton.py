@@ -35,7 +35,8 @@ VIEWS = {
 COPIES = {
     "clone", "copy_", "_to_copy", "cat", "stack", "index_copy_", "index_put_", "index_select", "_foreach_copy_",
 }  # fmt: skip
-STORAGE = ALLOCATION | FILLING | VIEWS | COPIES
+DTYPES = {"promote_types", "result_type"}  # of which dtype a result is; they read no element
+STORAGE = ALLOCATION | FILLING | VIEWS | COPIES | DTYPES
 
 
 class StorageOnly(TorchDispatchMode):
