@@ -29,27 +29,28 @@ class GradScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide an optimizer's gradients by the scale now, to clip them. Raises RuntimeError for a second time before
-        `update`, ValueError for 16-bit gradients, which may underflow."""
+        `update`, ValueError for float16, which may underflow."""
         if not self._enabled:
             return
         state = self._per_optimizer_states[id(optimizer)]
         if "unscaled" in state:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         params = [param for param in optimizer._params if param.grad is not None]
-        if any(param.dtype.itemsize == 2 for param in params):
+        if any(param.dtype == torch.float16 for param in params):
             raise ValueError("Attempting to unscale FP16 gradients: clip them by max_norm= of the optimizer")
         for param in params:
             param.grad = Tensor(elementwise.mul(param.grad.data, 1 / self.get_scale()))
         state["unscaled"] = True
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take a step of an optimizer. Raises ValueError if it has its own loss_scale or skip_nonfinite=False."""
+        """Take a step of an optimizer. Raises ValueError for torch's, and with loss_scale or skip_nonfinite=False."""
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
-        kernel, skipped, warns = optimizer._update, optimizer.skipped, optimizer.warns
-        if kernel.scale is not None or not optimizer.skip_nonfinite:
-            raise ValueError("GradScaler.step: create the optimizer without loss_scale and skip_nonfinite=False")
-        state, optimizer.warns = self._per_optimizer_states[id(optimizer)], False
+        kernel: Any = getattr(optimizer, "_update", None)
+        if kernel is None or kernel.scale is not None or not optimizer.skip_nonfinite:
+            raise ValueError("GradScaler.step: expected minidl's optimizer without loss_scale, skip_nonfinite=False")
+        state, skipped, warns = self._per_optimizer_states[id(optimizer)], optimizer.skipped, optimizer.warns
+        optimizer.warns = False
         if "unscaled" not in state:
             kernel.scale = torch.tensor([self.get_scale(), 0.0], device=kernel.device)
         try:

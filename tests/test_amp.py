@@ -96,8 +96,10 @@ def test_a_disabled_scaler_scales_nothing():
 @pytest.mark.parametrize("options", [{"loss_scale": 2.0}, {"skip_nonfinite": False}])
 def test_another_scaling_is_refused(options):
     weight = Tensor(torch.ones(2, device=default_device()), requires_grad=True)
-    with pytest.raises(ValueError, match="create the optimizer without loss_scale and skip_nonfinite=False"):
+    with pytest.raises(ValueError, match="expected minidl's optimizer without loss_scale"):
         amp.GradScaler().step(optim.SGD([weight], lr=1.0, **options))
+    with pytest.raises(ValueError, match="expected minidl's optimizer"):
+        amp.GradScaler().step(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
     scaler, optimizer = amp.GradScaler(), optim.SGD([weight], lr=1.0)
     scaler.unscale_(optimizer)
     with pytest.raises(RuntimeError, match="has already been called on this optimizer since the last update"):

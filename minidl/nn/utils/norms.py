@@ -55,8 +55,7 @@ def spectral_norm(
 
     sizes = weight.shape[axis], weight.numel() // weight.shape[axis]
     u, v = (unit(Tensor(weight.data.new_empty(size)).normal_()) for size in sizes)
-    if newer:
-        divided(weight.detach(), u, v, True, 15)
+    divided(weight.detach(), u, v, newer, 15)
     return _compute(module, name, parts, (weight, u, v), divided)
 
 
