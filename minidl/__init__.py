@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 # Names of torch, with the same meaning.
 _TORCH_NAMES = (
-    "Size", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32", "float64",
-    "get_default_dtype", "half", "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan", "pi",
-    "set_default_dtype", "short", "uint8",
+    "Size", "autocast", "bfloat16", "bool", "device", "double", "dtype", "finfo", "float", "float16", "float32",
+    "float64", "get_default_dtype", "half", "iinfo", "inf", "int", "int16", "int32", "int64", "int8", "long", "nan",
+    "pi", "set_default_dtype", "short", "uint8",
 )  # fmt: skip
 # The operations of `minidl.ops` that torch also has at its top level; a test compares them with `ops.registry`.
 _OPERATIONS = (
@@ -71,14 +71,14 @@ _OPERATIONS = (
     "minimum", "mm", "movedim", "mul", "multinomial", "multiply", "mv", "nan_to_num", "narrow", "ne", "neg", "negative",
     "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute", "poisson_nll_loss", "pow", "prod",
     "quantile", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave", "reshape", "roll", "rot90", "round",
-    "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt", "square",
-    "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh", "threshold", "tile", "topk",
-    "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc", "unbind", "unflatten",
+    "rsqrt", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt",
+    "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh", "threshold", "tile",
+    "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc", "unbind", "unflatten",
     "unique", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 # Not in `from minidl import *`, because Python has a module random.
-_MORE = ("autograd", "cuda", "kernels", "linalg", "random", "sparse", "testing")
+_MORE = ("amp", "autograd", "cuda", "kernels", "linalg", "random", "sparse", "testing")
 
 _MODULES = {
     name: f"minidl.{module}"

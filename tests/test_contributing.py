@@ -64,7 +64,7 @@ def test_the_operation_passes_its_checks(house):
     done = run(house, ["python", "-m", "pytest", "tests/snapshots"])
     assert done.returncode == 1, "a new public name goes unnoticed"
     (renew,) = [words for words, _ in commands(PAGE) if words[-1] == "tests.snapshots.make"]
-    checks = [words for words, _ in commands(PAGE) if any("rsqrt" in word for word in words)]
+    checks = [words for words, _ in commands(PAGE) if any("exp2" in word for word in words)]
     assert len(checks) == 4
     for words in (renew, *checks):
         done = run(house, words)
@@ -81,7 +81,7 @@ def test_the_example_is_linted_as_the_rest_is(house):
 
 @pytest.mark.slow
 def test_without_its_spec_the_suite_fails(house):
-    record = house / "minidl/testing/specs/rsqrt.py"
+    record = house / "minidl/testing/specs/exp2.py"
     text = record.read_text()
     record.unlink()
     try:
@@ -89,4 +89,4 @@ def test_without_its_spec_the_suite_fails(house):
     finally:
         record.write_text(text)
     assert done.returncode == 1
-    assert "add specs to minidl/testing/specs for ['rsqrt']" in done.stdout
+    assert "add specs to minidl/testing/specs for ['exp2']" in done.stdout

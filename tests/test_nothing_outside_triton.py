@@ -35,7 +35,8 @@ VIEWS = {
 COPIES = {
     "clone", "copy_", "_to_copy", "cat", "stack", "index_copy_", "index_put_", "index_select", "_foreach_copy_",
 }  # fmt: skip
-STORAGE = ALLOCATION | FILLING | VIEWS | COPIES
+DTYPES = {"promote_types", "result_type"}  # of which dtype a result is; they read no element
+STORAGE = ALLOCATION | FILLING | VIEWS | COPIES | DTYPES
 
 
 class StorageOnly(TorchDispatchMode):
@@ -192,6 +193,26 @@ def test_gan():
     assert mode.seen
     changed = [not torch.equal(a, b) for a, b in zip(before, networks.weights().values(), strict=True)]
     assert all(changed), [name for name, moved in zip(networks.weights(), changed, strict=True) if not moved]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_norms_of_weights_hooks_and_autocast(autocast):
+    minidl.manual_seed(0)
+    norms, newer = nn.utils, nn.utils.parametrizations
+    model = nn.Sequential(
+        norms.spectral_norm(nn.Conv2d(1, 4, 3)), nn.ReLU(), newer.spectral_norm(nn.Conv2d(4, 4, 3)), nn.Flatten(),
+        norms.weight_norm(nn.Linear(64, 8)), nn.Tanh(), newer.weight_norm(nn.Linear(8, 4)),
+    )  # fmt: skip
+    x, labels, shapes = Tensor(numbers(8, 1, 8, 8)), classes(8, 4), []
+    model[2].register_full_backward_hook(lambda module, inputs, outputs: shapes.append(outputs[0].shape))
+
+    def loss_of(model):
+        with torch.autocast(default_device().type, torch.float16, enabled=autocast):
+            return ops.cross_entropy(model(x), labels)
+
+    losses = steps(model, optim.Adam(model.parameters(), lr=0.01), loss_of, count=4)
+    assert losses[-1] < losses[0]
+    assert len(shapes) == 4
 
 
 def every_operation(x, labels):

@@ -44,6 +44,7 @@ WITHOUT_RECORD: dict[str, str] = {
             "expm1",
             "erf",
             "log2",
+            "rsqrt",
         ),
         "the record of sin",
     ),

@@ -45,8 +45,8 @@ accumulating = locks.lock()  # guards sums of gradients: threads may run backwar
 class RemovableHandle:
     """The handle of a registered hook: `remove()`, a call, or the end of a `with` block removes the hook."""
 
-    def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
-        self._hooks, self.id = hooks, next(_sequence)
+    def __init__(self, hooks: dict[int, Any], hook: Any, first: bool = False) -> None:
+        self._hooks, self.id = hooks, -next(_sequence) if first else next(_sequence)  # hooks run in this order
         hooks[self.id] = hook
 
     def remove(self) -> None:
@@ -140,19 +140,8 @@ class Variable:
     """A value and its position in the graph: the operation that computed it, or a leaf's accumulated gradient."""
 
     __slots__ = (
-        "__weakref__",
-        "_after",
-        "_data",
-        "_deferred",
-        "_fused",
-        "_grad",
-        "_hooks",
-        "_index",
-        "_node",
-        "_recorded_grad",
-        "_requires_grad",
-        "_stream",
-        "name",
+        "__weakref__", "_after", "_data", "_deferred", "_fused", "_grad", "_hooks", "_index", "_node", "_recorded_grad",
+        "_requires_grad", "_stream", "name",
     )  # fmt: skip
 
     def __init__(self, data: torch.Tensor) -> None:

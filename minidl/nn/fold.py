@@ -124,9 +124,9 @@ def _is_sequential(module: Module | None) -> bool:
 
 
 def exact_kind(module: Module, *kinds: type[Module]) -> type[Module] | None:
-    """Return the class in `kinds` whose `forward` and `__call__` the module has, None if it overrides them."""
+    """Return the class in `kinds` whose `forward` and `__call__` the module has, None for others and with a norm."""
     for kind in kinds:
-        is_kind = isinstance(module, kind) and "forward" not in module.__dict__
+        is_kind = isinstance(module, kind) and not hasattr(type(module), "_computed") and "forward" not in vars(module)
         if is_kind and (type(module).forward, type(module).__call__) == (kind.forward, kind.__call__):
             return kind
     return None

@@ -181,7 +181,7 @@ class Sequential(Listed):
     def __init__(self, *modules: Module | OrderedDict[str, Module]) -> None:
         super().__init__()
         if len(modules) != 1 or not isinstance(modules[0], OrderedDict):
-            self.extend(modules)  # type: ignore[arg-type]
+            self.extend(modules)
             return
         for name, module in modules[0].items():
             self.add_module(name, module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from minidl.autograd import RemovableHandle, no_grad
 from minidl.autograd.deferred import deferring, settle_all
 from minidl.common import suggestions
+from minidl.nn import backward_hooks
 from minidl.nn.registry import Parameter as Parameter
 from minidl.nn.registry import described as described
 from minidl.nn.state import Stateful
@@ -19,6 +21,7 @@ from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
 M = TypeVar("M", bound="Module")
+Hook = Callable[..., Any]
 
 
 class Module(Stateful):
@@ -40,8 +43,9 @@ class Module(Stateful):
 
     def __init__(self) -> None:
         super().__init__()
-        self.__dict__["_before"] = {}  # hooks by handle, before and after forward
+        self.__dict__["_before"] = {}  # hooks by handle, before and after forward, and of its gradients
         self.__dict__["_after"] = {}
+        self.__dict__["_on_gradients"] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the module to its input."""
@@ -50,7 +54,7 @@ class Module(Stateful):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with deferring(self):
             try:
-                if not (self._before or self._after):
+                if not (self._before or self._after or self._on_gradients):
                     return self.forward(*args, **kwargs)
                 return self._call_with_hooks(args, kwargs)
             except (IndexError, TypeError, ValueError) as error:
@@ -58,13 +62,12 @@ class Module(Stateful):
                 raise
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for hook in tuple(self._before.values()):
-            changed = hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        result = self.forward(*args, **kwargs)
-        for hook in tuple(self._after.values()):
-            changed = hook(self, args, result)
+        for _, hook in sorted(self._before.items()):
+            changed = hook(self, args, kwargs)
+            args, kwargs = (args, kwargs) if changed is None else changed
+        result = backward_hooks.call(self, args, kwargs) if self._on_gradients else self.forward(*args, **kwargs)
+        for _, hook in sorted(self._after.items()):
+            changed = hook(self, args, kwargs, result)
             result = result if changed is None else changed
         return result
 
@@ -75,17 +78,22 @@ class Module(Stateful):
         if is_layer and isinstance(text, str) and (prefix := re.match(r"[a-z_0-9]+: ", text)):
             error.args = (f"{type(self).__name__}: {text[prefix.end() :]}", *error.args[1:])
 
-    def register_forward_pre_hook(self, hook: Callable[[Module, Any], Any]) -> RemovableHandle:
-        """Call hook(module, args) before `forward`; a result other than None replaces args."""
-        return RemovableHandle(self._before, hook)
+    def register_forward_pre_hook(
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call hook(module, args) before `forward`, or hook(module, args, kwargs) with with_kwargs; a result other than
+        None replaces args, or both. `prepend` puts it before other hooks."""
+        return RemovableHandle(self._before, hook if with_kwargs else partial(_positional, hook), prepend)
 
-    def register_forward_hook(self, hook: Callable[[Module, Any, Any], Any]) -> RemovableHandle:
-        """Call hook(module, args, result) after `forward`; a result other than None replaces the output."""
-        return RemovableHandle(self._after, hook)
+    def register_forward_hook(self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+        """Call hook(module, args, result) after `forward`, or hook(module, args, kwargs, result) with with_kwargs; a
+        result other than None replaces the output. `prepend` as in `register_forward_pre_hook`."""
+        return RemovableHandle(self._after, hook if with_kwargs else partial(_positional, hook), prepend)
 
-    def num_parameters(self) -> int:
-        """Return the number of trained values."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def register_full_backward_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
+        """Call hook(module, grad_input, grad_output) during backward with tuples of the gradients of the positional
+        arguments and of the results; Tensors that it returns replace grad_input."""
+        return RemovableHandle(self._on_gradients, hook, prepend)
 
     def train(self: M, mode: bool = True) -> M:
         """Set training mode here and in submodules. Raises ValueError unless `mode` is a bool."""
@@ -197,6 +205,12 @@ class Module(Stateful):
         if len(shown) < 2 and not below:
             return f"{type(self).__name__}({''.join(shown)})"
         return f"{type(self).__name__}(\n  " + "\n  ".join(shown + below) + "\n)"
+
+
+def _positional(hook: Hook, module: Module, args: Any, kwargs: Any, *result: Any) -> Any:
+    """Call a hook without kwargs, before or after forward."""
+    changed = hook(module, args, *result)
+    return changed if result or changed is None else (changed if isinstance(changed, tuple) else (changed,), kwargs)
 
 
 def _converter(

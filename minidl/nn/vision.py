@@ -138,10 +138,10 @@ class _Norm(_Affine):
             self.register_buffer(name, None if buffer is None else Tensor(buffer))
 
     def _check(self, input: Tensor, dim: int = 1) -> None:
-        """Raise ValueError for an unsupported number of dimensions, or another number of channels in `dim`."""
+        """Raise ValueError for an unsupported number of dimensions, or one of channels that the state does not have."""
         if input.dim() not in self.ranks:
             raise ValueError(f"{type(self).__name__}: input has shape {list(input.shape)}, expected {self.expected}")
-        if input.shape[dim] != self.num_features:
+        if input.shape[dim] != self.num_features and self.saved_tensors():
             raise ValueError(
                 f"{type(self).__name__}: input has {input.shape[dim]} channels (shape {list(input.shape)}), expected "
                 f"num_features, {self.num_features}"

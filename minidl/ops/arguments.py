@@ -26,24 +26,31 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 # Arguments that are True or False: a dimension passed by mistake would count as true.
 _FLAGS = ("ceil_mode", "count_include_pad", "descending", "keepdim", "largest", "unbiased")
 _NUMPY_NAMES = (("axis", "dim"), ("keepdims", "keepdim"))  # NumPy's names of arguments, which torch takes, too
-# Operations that torch.autocast computes in its own dtype: the products.
-_BY_AUTOCAST = {
-    "addmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-    "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "sparse_linear",
+# Operations that autocast computes in its dtype and, as on a GPU, in float32; others in the widest type of operands.
+_IN_AUTOCAST_DTYPE = {
+    "addmm", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "einsum", "linear", "linear_cross_entropy", "matmul", "mm", "mv", "prelu", "sparse_linear",
+}  # fmt: skip
+_IN_FLOAT32 = {
+    "cdist", "cosine_similarity", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "group_norm", "instance_norm",
+    "kl_div", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "logsumexp", "norm", "normalize", "pow",
+    "prod", "reciprocal", "rms_norm", "rsqrt", "softmax", "softplus", "sum",
 }  # fmt: skip
 
 
-def _check_autocast(op: str, args: Sequence[Any]) -> None:
-    """Raise RuntimeError where torch's autocast would convert an operand."""
-    for x in args:
-        if not isinstance(x, Tensor | torch.Tensor) or not torch.is_autocast_enabled(x.device.type):
-            continue
-        if x.dtype not in (torch.float64, dtype := torch.get_autocast_dtype(x.device.type)):
-            raise RuntimeError(
-                f"{op}: got {x.dtype} under torch.autocast, which would compute in {dtype} and does not reach minidl: "
-                "convert the model and its inputs by .to(), with a loss_scale of the optimizer in float16, or write "
-                f"`with torch.autocast({x.device.type!r}, enabled=False):` around minidl's part"
-            )
+def _autocast(op: str, values: Sequence[Any]) -> list[Any]:
+    """Return the arguments of an operation as torch.autocast converts them, if it is enabled for their device."""
+    floats = [x for x in values if isinstance(x, Tensor | torch.Tensor) and x.dtype.is_floating_point and x.ndim]
+    if not floats or op == "to" or not torch.is_autocast_enabled(kind := floats[0].device.type):
+        return list(values)
+    if op in _IN_AUTOCAST_DTYPE:
+        dtype = torch.get_autocast_dtype(kind)
+    elif op in _IN_FLOAT32 or op.endswith("_loss"):
+        dtype = torch.float32
+    else:
+        dtype = functools.reduce(torch.promote_types, {x.dtype for x in floats})
+    chosen = [id(x) for x in floats if x.dtype not in (dtype, torch.float64)]
+    return [x.to(dtype) if id(x) in chosen else x for x in values]
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,12 +89,11 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
                     + (f"; write several dimensions as dim={dims}" if several else "")
                 )
 
-    by_autocast = function.__name__ in _BY_AUTOCAST
-
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        if by_autocast and torch._C._is_any_autocast_enabled():
-            _check_autocast(function.__name__, (*args, *options.values()))
+        if torch._C._is_any_autocast_enabled():
+            values = _autocast(function.__name__, (*args, *options.values()))
+            args, options = tuple(values[: len(args)]), dict(zip(options, values[len(args) :], strict=True))
         if options:
             for numpy_name, name in _NUMPY_NAMES:
                 if numpy_name in options and name in signature and numpy_name not in signature and name not in options:
@@ -119,4 +125,4 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
                 raise error from None
             raise
 
-    return call if tensors or by_autocast else function
+    return call if tensors or function.__name__ in _IN_AUTOCAST_DTYPE | _IN_FLOAT32 else function

@@ -39,7 +39,7 @@ def alike(a: Any, b: Any, floating: bool = False) -> tuple[Any, Any]:
     if floating and not result.is_floating_point:
         result = torch.get_default_dtype()
     both = kind is not None and other is not None and kind.is_floating_point and other.is_floating_point
-    if both and (len(a.shape) == 0) == (len(b.shape) == 0):
+    if both and (len(a.shape) == 0) == (len(b.shape) == 0) and not torch._C._is_any_autocast_enabled():
         return a, b
     return _cast(a, kind, result), _cast(b, other, result)
 

@@ -49,6 +49,8 @@ def recurrence(
     TypeError for dtypes that differ or integers.
     """
     h, c = (*state, None)[:2]
+    if torch._C._is_any_autocast_enabled():  # inputs are products
+        x, h, c = (None if t is None else t.to(weight.dtype) for t in (x, h, c))  # type: ignore[assignment]
     operands = {"input": x, "hx": h, "cx": c, "weight_hh": weight, "bias_hh": bias}
     raw = {name: None if t is None else t.data for name, t in operands.items()}
     check.floating(mode.partition("_")[0], **raw)

@@ -17,22 +17,8 @@ from minidl.ops.elementwise import mul
 from minidl.tensors import Tensor
 
 __all__ = [
-    "abs",
-    "ceil",
-    "cos",
-    "erf",
-    "exp",
-    "expm1",
-    "floor",
-    "log",
-    "log1p",
-    "log2",
-    "log10",
-    "neg",
-    "round",
-    "sign",
-    "sin",
-    "trunc",
+    "abs", "ceil", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "log2", "log10", "neg", "round", "rsqrt",
+    "sign", "sin", "trunc",
 ]  # fmt: skip
 
 Kernel = Callable[..., torch.Tensor]
@@ -82,6 +68,7 @@ Log1p = unary_function("Log1p", elementwise.log1p, elementwise.log1p_grad, lambd
 Expm1 = unary_function("Expm1", elementwise.expm1, elementwise.expm1_grad, lambda dy, x: dy * exp(x))
 Erf = unary_function("Erf", elementwise.erf, elementwise.erf_grad, _erf_gradient)
 Log2 = unary_function("Log2", elementwise.log2, elementwise.log2_grad, lambda dy, x: dy / (x * math.log(2)))
+Rsqrt = unary_function("Rsqrt", elementwise.rsqrt, elementwise.rsqrt_grad, lambda dy, x: dy / x * rsqrt(x) * -0.5)
 Sign, Floor = _step_function("Sign", elementwise.sign), _step_function("Floor", elementwise.floor)
 Ceil, Trunc = _step_function("Ceil", elementwise.ceil), _step_function("Trunc", elementwise.trunc)
 Round = _step_function("Round", elementwise.round)
@@ -155,6 +142,11 @@ def log2(input: Tensor) -> Tensor:
 def log10(input: Tensor) -> Tensor:
     """Return the logarithm to the base 10. Raises TypeError for integers."""
     return mul(log2(input), math.log10(2))
+
+
+def rsqrt(input: Tensor) -> Tensor:
+    """Return 1 / sqrt(input): infinity for 0, NaN below. Raises TypeError for integers."""
+    return Rsqrt.apply(input)
 
 
 def floor(input: Tensor) -> Tensor:

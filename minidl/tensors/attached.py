@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
         __invert__ = __pos__ = __abs__ = abs = exp = log = sqrt = square = relu = sigmoid = tanh = neg = sign = __neg__
         reciprocal = isnan = isinf = isfinite = clone = contiguous = __neg__
-        expm1 = log1p = log2 = log10 = sin = cos = erf = floor = ceil = trunc = trace = __neg__
+        expm1 = log1p = log2 = log10 = sin = cos = erf = floor = ceil = trunc = trace = rsqrt = __neg__
         absolute = negative = frac = deg2rad = rad2deg = fliplr = flipud = __neg__
 
         def round(self, *, decimals: Any = 0) -> TensorT: ...
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         def zero_(self) -> Self: ...
 
         abs_ = ceil_ = cos_ = erf_ = exp_ = expm1_ = floor_ = log_ = log1p_ = log2_ = neg_ = reciprocal_ = zero_
-        sign_ = sin_ = sqrt_ = square_ = trunc_ = zero_
+        rsqrt_ = sign_ = sin_ = sqrt_ = square_ = trunc_ = zero_
 
         def round_(self, *, decimals: Any = 0) -> Self: ...
 

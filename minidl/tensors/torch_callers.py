@@ -7,9 +7,9 @@ import sys
 # Modules of torch that take torch's tensors alone, and fail on others without saying so; and what to write.
 _CALLERS = {
     "torch.nn.utils.clip_grad": "minidl.nn.utils.clip_grad_norm_ or clip_grad_value_, or max_norm= of an optimiser",
-    "torch.amp.grad_scaler": "loss.backward(optimizer.loss_scale), with loss_scale= of an optimiser of minidl",
-    "torch.nn.utils.parametrize": "an expression of the parameters in forward()",
-    "torch.nn.utils.weight_norm": "an expression of the parameters in forward()",
+    "torch.amp.grad_scaler": "minidl.amp.GradScaler",
+    "torch.nn.utils.parametrize": "minidl.nn.utils.parametrizations, or an expression of the parameters in forward()",
+    "torch.nn.utils.weight_norm": "minidl.nn.utils.weight_norm",
 }
 
 

@@ -42,6 +42,7 @@ CASES = [
     case("reciprocal", lambda t, f, a: t.reciprocal(a), POSITIVE),
     case("curves", lambda t, f, a: t.sin(a) * t.cos(a) + t.expm1(a) * t.erf(a) + t.floor(a) * a, X),
     case("logarithms", lambda t, f, a: t.log1p(a) * t.log2(a), POSITIVE),
+    case("rsqrt", lambda t, f, a: t.rsqrt(a) * a.sin(), POSITIVE),
     case("remainders", lambda t, f, a, b: t.fmod(a, b) * (a % b) * t.div(a, b, rounding_mode="floor"), 9 * X, POSITIVE),
     case("norms", lambda t, f, a: a.norm(3, 1) + a.norm(0.5) + (a * 0).norm(4), X),
     case("diagonals", lambda t, f, a: t.einsum("ii->i", a[:, :3]) * a.roll(1, 0).diagonal() ** 2, X),

@@ -97,7 +97,7 @@ def test_a_remainder_of_a_large_quotient_needs_no_larger_one_beside_it(a, b, dev
 
 @pytest.mark.parametrize("name", [
     "neg", "abs", "exp", "log", "sqrt", "square", "reciprocal", "sign", "floor", "ceil", "trunc", "round", "sin", "cos",
-    "log1p", "expm1", "erf", "log2",
+    "log1p", "expm1", "erf", "log2", "rsqrt",
 ])  # fmt: skip
 def test_exceptional_values_of_one_operand(name, device):
     x = torch.tensor([v for v in SPECIAL if v != 1e-40] + list(INFINITE))

@@ -57,6 +57,8 @@ WITHOUT_DATA = {
     "nn.TripletMarginWithDistanceLoss": "`ops.triplet_margin_with_distance_loss` as a layer",
     "nn.Module": "the base class of layers",
     "nn.Parameter": "a trainable leaf",
+    "nn.ParameterDict": "parameters by name",
+    "nn.ParameterList": "parameters in a list",
     "nn.SyncBatchNorm": "`nn.BatchNorm2d` if there is one shard",
     "ops.getitem": "see `Tensor.__getitem__`",
 }

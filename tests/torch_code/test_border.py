@@ -22,9 +22,9 @@ def model():
     [
         (lambda m: torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0), r"use minidl\.nn\.utils\.clip_grad_norm_"),
         (lambda m: torch.nn.utils.clip_grad_value_(m.parameters(), 1.0), r"or clip_grad_value_, or max_norm="),
-        (lambda m: torch.amp.GradScaler("cpu").scale(m.bias.sum()), r"use loss\.backward\(optimizer\.loss_scale\)"),
-        (lambda m: torch.amp.GradScaler("cpu").scale([m.bias]), r"use loss\.backward\(optimizer\.loss_scale\)"),
-        (torch.nn.utils.parametrizations.weight_norm, r"use an expression of the parameters in forward"),
+        (lambda m: torch.amp.GradScaler("cpu").scale(m.bias.sum()), r"use minidl\.amp\.GradScaler"),
+        (lambda m: torch.amp.GradScaler("cpu").scale([m.bias]), r"use minidl\.amp\.GradScaler"),
+        (torch.nn.utils.parametrizations.weight_norm, r"use minidl\.nn\.utils\.parametrizations"),
         (lambda m: torch.norm_except_dim(m.weight), r"got a minidl Tensor; use torch's with x\.to_torch\(\)"),
         (lambda m: iter(m.bias.sum()), "a tensor of 0 dimensions cannot be iterated over"),
     ],

@@ -93,6 +93,8 @@ expm1_grad = _unary_grad("expm1_grad", "Return dy e^x.")
 erf = _unary("erf", "Return the error function of x.")
 erf_grad = _unary_grad("erf_grad", "Return 2 dy e^(-x x) / sqrt(pi).")
 log2 = _unary("log2", "Return the logarithm to base 2.")
+rsqrt = _unary("rsqrt", "Return 1 / sqrt(x).")
+rsqrt_grad = _unary_grad("rsqrt_grad", "Return -dy / (2 x sqrt(x)).")
 log2_grad = _unary_grad("log2_grad", "Return dy / (x log(2)).")
 
 

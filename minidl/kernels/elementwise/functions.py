@@ -10,7 +10,7 @@ from minidl.kernels.elementwise.rounding import floor_quotient, floor_remainder,
 
 # One operand.
 NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr, range(1, 10))
-FLOOR, CEIL, TRUNC, ROUND, SIN, COS, LOG1P, EXPM1, ERF, LOG2 = map(tl.constexpr, range(80, 90))
+FLOOR, CEIL, TRUNC, ROUND, SIN, COS, LOG1P, EXPM1, ERF, LOG2, RSQRT = map(tl.constexpr, range(80, 91))
 # Two.
 ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM = map(tl.constexpr, range(20, 27))
 ADD_ACTIVATE = tl.constexpr(33)
@@ -20,7 +20,7 @@ DIV_TRUNC, DIV_FLOOR, FMOD, REMAINDER = map(tl.constexpr, range(100, 104))
 # Gradients: dy and the saved value.
 ABS_GRAD, SQRT_GRAD, SQUARE_GRAD, RECIPROCAL_GRAD, ACTIVATE_GRAD = map(tl.constexpr, range(40, 45))
 ACTIVATE_GRAD_FROM_OUTPUT = tl.constexpr(45)
-SIN_GRAD, COS_GRAD, LOG1P_GRAD, EXPM1_GRAD, ERF_GRAD, LOG2_GRAD = map(tl.constexpr, range(110, 116))
+SIN_GRAD, COS_GRAD, LOG1P_GRAD, EXPM1_GRAD, ERF_GRAD, LOG2_GRAD, RSQRT_GRAD = map(tl.constexpr, range(110, 117))
 # Three.
 WHERE, CLAMP, DIV_GRAD_B, POW_GRAD_A, POW_GRAD_B = map(tl.constexpr, range(60, 65))
 MAXIMUM_GRAD, MINIMUM_GRAD, PASS_GE, PASS_LE, NORM_GRAD, AMAX_GRAD = map(tl.constexpr, range(65, 71))
@@ -160,6 +160,8 @@ def function_of_1(a, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
         return tl.erf(a)
     elif OP == LOG2:
         return tl.log2(a)
+    elif OP == RSQRT:
+        return divide(tl.full(a.shape, 1.0, a.dtype), square_root(a))
     else:
         return a
 
@@ -228,6 +230,8 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
         return a * (exponential(b * b * -1.0) * 1.1283791670955126)
     elif OP == LOG2_GRAD:
         return divide(a, b * 0.6931471805599453)
+    elif OP == RSQRT_GRAD:
+        return divide(divide(a, b), square_root(b)) * -0.5  # b sqrt(b) may overflow
     else:
         return a * activate_grad_from_output(b, ACT, SLOPE)
 

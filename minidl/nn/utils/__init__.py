@@ -1,4 +1,4 @@
-"""Gradient clipping, as in torch.nn.utils, and padded and packed sequences in `rnn`.
+"""Gradient clipping and norms of weights, as in torch.nn.utils, and padded and packed sequences in `rnn`.
 
 The optimisers clip by themselves with `max_norm`.
 """
@@ -12,10 +12,14 @@ import torch
 
 from minidl.common import suggestions
 from minidl.kernels import elementwise, reduce
+from minidl.nn.utils import parametrizations as parametrizations
+from minidl.nn.utils.norms import remove_spectral_norm, remove_weight_norm, spectral_norm, weight_norm
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_"]
+__all__ = [
+    "clip_grad_norm_", "clip_grad_value_", "remove_spectral_norm", "remove_weight_norm", "spectral_norm", "weight_norm",
+]  # fmt: skip
 
 
 def clip_grad_norm_(

@@ -105,6 +105,7 @@ def _curve_grad(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
 
 _CURVES = {
     "sin": (None, 4), "cos": (None, 4), "log1p": (-0.75, 12), "expm1": (None, 16), "erf": (None, 4), "log2": (0.0, 8),
+    "rsqrt": (0.0, 2),
 }  # fmt: skip
 _STEPS = ("floor", "ceil", "trunc", "round")
 
