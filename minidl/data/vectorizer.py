@@ -153,7 +153,7 @@ class Tfidf(Checked):
 
     def transform(self, texts: Sequence[str], workers: Workers | None = None) -> csr_matrix:
         """Return float32 CSR [len(texts), len(self)], columns ascending in each row; unknown terms are ignored."""
-        return self.weighted(terms.count_texts(texts, self.options.analyzer, self._columns, workers))
+        return self.weighted(terms.count_texts(texts, self.options.analyzer, self.columns, workers))
 
     def weighted(self, counted: Counted) -> csr_matrix:
         """Return `transform` of texts whose terms were counted by `options.analyzer`."""
@@ -161,7 +161,7 @@ class Tfidf(Checked):
 
         numbers = None
         if counted.terms != self.terms:
-            numbers = np.fromiter((self._columns.get(term, -1) for term in counted.terms), np.int32, len(counted.terms))
+            numbers = np.fromiter((self.columns.get(term, -1) for term in counted.terms), np.int32, len(counted.terms))
         idf = np.array(self.idf, dtype=np.float32)
         parts = in_threads(lambda part: self._rows(part, numbers, idf), counted.parts(_TOGETHER))
         matrix = vstack(list(parts), format="csr")
@@ -204,7 +204,7 @@ class Tfidf(Checked):
         return vectorizer
 
     @cached_property
-    def _columns(self) -> dict[str, int]:
+    def columns(self) -> dict[str, int]:
         return {term: column for column, term in enumerate(self.terms)}
 
 

@@ -26,7 +26,7 @@ from minidl.training.process.compile_ahead import compile_ahead
 from minidl.training.process.display import Display
 
 BATCH = 1024
-_BATCH_PIXELS = 2**20
+_BATCH_PIXELS, _BATCH_TERMS = 2**20, 2**16
 _BATCH_VALUES, _PART_VALUES = 2**24, 2**26  # outputs of a batch and of a part; most splits are one part
 _compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose kernels are compiled
 _FEWER = "at most {} inputs at a time, or --device cpu"
@@ -35,8 +35,9 @@ _FEWER = "at most {} inputs at a time, or --device cpu"
 def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None = None) -> Iterator[np.ndarray]:
     """Yield the model's outputs in evaluation mode, in order: parts float32 [n, width], at least one.
 
-    `features` are scipy CSR, an array [N, F] or Pictures; `smaller` is the phrase that asks for fewer inputs, None if
-    their number is fixed. Raises DivergedError when an output is not finite, and RunError when memory runs out.
+    `features` are scipy CSR, an array [N, F], int32 [N, L] or Pictures; `smaller` is the phrase that asks for fewer
+    inputs, None if their number is fixed. Raises DivergedError when an output is not finite, and RunError when memory
+    runs out.
     """
     size = _size(features, width)
     batch_outputs: list[np.ndarray] = []
@@ -68,6 +69,8 @@ def _size(features: Any, width: int) -> int:
     size = max(1, min(BATCH, _BATCH_VALUES // width))
     if isinstance(features, Pictures):
         size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+    elif features.dtype == np.int32:
+        size = min(size, max(1, _BATCH_TERMS // features.shape[1]))
     return size
 
 

@@ -43,6 +43,10 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Explanation]]]:
     if not task.has_terms:
         raise ConfigError(f"{config.run} is {task.run}: explain requires a text run")
     classifier = load(config.run)
+    if classifier.config.model != "mlp":
+        raise ConfigError(
+            f"{config.run} is a run of --model {classifier.config.model}: explain requires one of --model mlp"
+        )
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
     for chunk in chunks:
         for line in chunk:

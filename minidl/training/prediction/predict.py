@@ -126,7 +126,7 @@ def answer(reading: Reading, config: Predict, write: IO[str]) -> None:
         write.flush()
         if TASKS[reading.run.kind].has_terms:
             total += features.shape[0]
-            unknown += int((features.indptr[1:] == features.indptr[:-1]).sum())
+            unknown += int((predictor.known_terms(features) == 0).sum())
     inputs.note_unknown(unknown, total)
 
 

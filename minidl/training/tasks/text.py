@@ -1,4 +1,4 @@
-"""`minidl train text`: TF-IDF features, and a perceptron whose first layer is sparse."""
+"""`minidl train text`: TF-IDF features and a perceptron with a sparse first layer, or terms in order and attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidl.training.process import helpers, out_of_memory
 from minidl.training.settings import fields, text_defaults
 from minidl.training.settings.command import SPLITS
 from minidl.training.task import Task, only_for_files
-from minidl.training.tasks.text_answers import TextClassifier, examples
+from minidl.training.tasks.text_answers import TextClassifier, examples, in_order, make_model
 from minidl.training.tasks.text_settings import TrainText
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class TextTask(Task[TrainText]):
         """Return the data set as term counts; texts of the user's own file are counted while they are read."""
         from minidl.data.corpus import count_dataset, load_corpus
 
-        analyzer, options = _tfidf(config).analyzer, self.options(config)
+        counts, options = config.model == "mlp", self.options(config)
+        analyzer = _tfidf(config).analyzer if counts else None
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
         with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
@@ -74,6 +75,7 @@ class TextTask(Task[TrainText]):
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
         """Return the settings with defaults that suit the number of texts."""
         defaults = text_defaults.text(len(dataset.train), len(dataset.labels))
+        defaults |= text_defaults.ATTENTION if config.model == "attention" else {}
         missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
         return TrainText(**{**dict(config), **missing}) if missing else config
 
@@ -94,13 +96,14 @@ class TextTask(Task[TrainText]):
 
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised[TrainText]:
         """Return the experiment, with the vocabulary of the training split. Raises DataError if that is empty."""
-        from minidl import models
         from minidl.training.loop.supervised import Supervised, sizes
         from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
-        vectorizer = kind.of_counts(dataset.train.content, _tfidf(config))
-        count, classes = len(vectorizer), len(dataset.labels)
+        attention, train, validation = config.model == "attention", dataset.train, dataset.validation
+        tfidf = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
+        vectorizer = in_order(tfidf, config)
+        count, classes = len(tfidf), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
             name=self.name,
@@ -108,14 +111,16 @@ class TextTask(Task[TrainText]):
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
             features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=examples(vectorizer, dataset.train),
-            validation=examples(vectorizer, dataset.validation),
+            train=examples(vectorizer, train),
+            validation=examples(vectorizer, validation),
             test=lambda: examples(vectorizer, dataset.test),
-            make_model=lambda config, device: models.TextMLP(
-                count, classes, config.hidden, config.dropout, device=device
-            ),
-            documents={**targets.documents, document: vectorizer.to_json()},
+            make_model=lambda config, device: make_model(config, len(vectorizer), classes, device),
+            documents={**targets.documents, document: tfidf.to_json()},
+            network=f"attention of width {config.hidden[0]} over {config.max_length} terms" if attention else None,
             terms=getattr(vectorizer, "terms", None),
+            linear=(examples(tfidf, train), examples(tfidf, validation), lambda: examples(tfidf, dataset.test))
+            if attention
+            else None,
             texts=functools.partial(_test_texts, config, dataset),
         )
 
@@ -123,7 +128,7 @@ class TextTask(Task[TrainText]):
         kind, document = _vectorizer(config)
         vectorizer = kind.from_json(run.text(document), str(config.out / document))
         vectorizer.transform([""])  # import scikit-learn before the inputs fill the memory
-        return TextClassifier(config, run, vectorizer)
+        return TextClassifier(config, run, in_order(vectorizer, config))
 
 
 def _tfidf(config: TrainText) -> TfidfOptions:

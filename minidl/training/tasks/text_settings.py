@@ -11,7 +11,7 @@ from minidl.data.patterns import linear
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
 from minidl.training.settings.command import Perceptron
-from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected
+from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected, flag, shown
 
 # Weights, gradient and AdamW's state take 2 KiB per column with 128 hidden units: here 128 MiB. Trained on one half of
 # the docstrings' training split and tested on the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753,
@@ -20,11 +20,11 @@ _COLUMNS = 2**16
 _MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not import
 
 
-def _by_features(hashed: int, default: int, text: str) -> Any:
-    """Return a field whose default depends on the features."""
+def _by(name: str, choice: str, value: float, default: float, text: str) -> Any:
+    """Return a field with another default `value` for a choice of the setting `name`."""
     return Field(
-        default_factory=lambda values: hashed if values.get("features") == "hash" else default,
-        description=f"{text} Default: {hashed} with hash, else {default}.",
+        default_factory=lambda values: value if values.get(name) == choice else default,
+        description=f"{text} Default: {value} with {choice}, else {default}.",
     )
 
 
@@ -34,7 +34,7 @@ def _by_texts(text: str, values: str, **limits: Any) -> Any:
 
 
 class TrainText(Perceptron):
-    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
+    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer, or attention.
 
     The report compares the test scores with a majority-class baseline and a linear classifier. The test split is used
     once, at the end. Ctrl-C saves the run and prints the command that continues it.
@@ -47,7 +47,7 @@ class TrainText(Perceptron):
         "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
-    earlier = {"nfc": False}  # noqa: RUF012
+    earlier = {"nfc": False, "model": "mlp", "max_length": None}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
@@ -81,22 +81,39 @@ class TrainText(Perceptron):
         bool,
         Field(description="Do not normalize texts to NFC; combining marks then end a word, as in scikit-learn."),
     ] = True
-    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
-        1, 2, "Minimum number of texts that contain a feature."
+    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by(
+        "features", "hash", 1, 2, "Minimum number of texts that contain a feature."
     )
-    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
-        _COLUMNS, 20_000, f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}."
-    )
+    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by(
+        "features", "hash", _COLUMNS, 20_000,
+        f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}.",
+    )  # fmt: skip
     lazy: Annotated[
         bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
     ] = False
-    hidden: fields.Hidden = (128,)
+    model: Annotated[
+        Literal["mlp", "attention"],
+        Field(
+            description="mlp (a perceptron of TF-IDF features, which have no order) or attention (two layers of a "
+            "transformer's encoder, which read the terms in order)."
+        ),
+    ] = "mlp"
+    max_length: Annotated[
+        int | None,
+        Field(ge=1, le=4096, description="With attention: number of terms of a text that are read. Default: 256."),
+    ] = None
+    hidden: Annotated[
+        fields.Hidden,
+        Field(description="Sizes of the hidden layers, such as 128 or 256,128; with attention one width."),
+    ] = (128,)
     epochs: Annotated[int | None, _by_texts("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
         None
     )
     batch_size: Annotated[int | None, _by_texts("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
     lr: Annotated[float | None, _by_texts("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
-    dropout: fields.Dropout = 0.5
+    dropout: Annotated[float, Field(ge=0, lt=1)] = _by(
+        "model", "attention", 0.2, 0.5, "Dropout probability of hidden units."
+    )
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
         float | None,
@@ -111,6 +128,23 @@ class TrainText(Perceptron):
             raise ConfigError(
                 f"--max-features is {self.max_features}, expected at most {_MOST_COLUMNS} columns with --features hash"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.model == "mlp":
+            if self.max_length is not None:
+                raise ConfigError("--max-length is for --model attention; mlp reads all terms")
+            return self
+        for name, is_other, expected in (
+            ("features", self.features == "hash", "tfidf, whose vocabulary numbers the terms"),
+            ("ngrams", self.ngrams != 1, "1: attention reads single terms in order"),
+            ("hidden", len(self.hidden) != 1, "one width of all layers, such as 128"),
+            ("lazy", self.lazy, "no lazy updates: all rows have gradients"),
+        ):
+            if is_other:
+                value = shown(getattr(self, name))
+                raise ConfigError(f"{flag(name)} is {value}, expected with --model attention {expected}")
         return self
 
     @model_validator(mode="after")
