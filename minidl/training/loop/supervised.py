@@ -201,6 +201,9 @@ class Supervised(Experiment[TrainingT]):
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
             baselines = self._baselines or self._fit_baselines(None)
             scores["baseline"] = baselines((features, truth) if self.linear is None else self.linear[2]())
+            for each in () if self.linear is None else scores["baseline"].values():
+                if "method" in each:
+                    each["method"] = each["method"].replace("same features", "TF-IDF features")
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {

@@ -1,0 +1,109 @@
+"""`train text --model attention`: the same folder, commands and baselines as the default, from its flags to resume."""
+
+import json
+import os
+from unittest import mock
+
+import pytest
+from safetensors.numpy import load_file
+
+from minidl.training.loop.learner import Learner
+from tests.cli.conftest import edited, older, report, sentences, write_csv
+from tests.cli.test_damage import refused, resumed
+from tests.cli.test_predict import lines
+from tests.trials.same import differences
+
+SMALL = ("--hidden", "16", "--epochs", "3", "--batch-size", "32", "--lr", "0.02", "--max-length", "7", "--no-plots")
+
+
+@pytest.fixture(scope="module")
+def run(command, texts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("attention") / "run"
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        result = command("train", "text", "--data", texts, "--model", "attention", "--out", folder, *SMALL)
+    assert result.code == 0, result.err
+    assert "network        attention of width 16 over 7 terms\n" in result.out
+    return folder
+
+
+def test_it_learns_and_has_the_default_models_terms_and_baselines(run, text_run):
+    assert report(run)["accuracy"] > 0.8
+    assert (run / "vocabulary.json").read_bytes() == (text_run[0] / "vocabulary.json").read_bytes()
+    weights = load_file(run / "model.safetensors")
+    assert weights["embedding.weight"].shape == (report(run)["source"]["features"] + 2, 16)
+    baselines, others = report(run)["baseline"], report(text_run[0])["baseline"]
+    assert baselines["linear"].pop("method") == "LinearSVC(C=1), TF-IDF features and training split"
+    for name in ("linear", "linear_all"):
+        baselines[name].pop("method", None), others[name].pop("method")
+    assert baselines == others
+
+
+def test_the_default_run_has_no_trace_of_it(text_run):
+    config = json.loads((text_run[0] / "config.json").read_text())
+    assert not config.keys() & {"model", "max_length"}
+    assert "network" not in report(text_run[0])
+
+
+def test_it_answers_and_is_scored(command, run, text_run, tmp_path):
+    asked = ("crude oil barrel of the opec oil", "wheat corn harvest", "", "qwertz")
+    answer = command("predict", run, *asked)
+    found, others = lines(answer), lines(command("predict", text_run[0], *asked))
+    assert [each["label"] for each in found[:2]] == ["crude", "grain"]
+    assert [each["known_terms"] for each in found] == [each["known_terms"] for each in others]
+    assert "2 of 4" in answer.err
+    assert command("evaluate", run, "--json", tmp_path / "own.json").code == 0
+    assert json.loads((tmp_path / "own.json").read_text())["confusion"] == report(run)["confusion"]
+    other = write_csv(tmp_path / "other.csv", sentences(30, seed=9))
+    scored = command("evaluate", run, "--data", other, "--json", tmp_path / "other.json")
+    assert scored.code == 0, scored.err
+    assert json.loads((tmp_path / "other.json").read_text())["accuracy"] > 0.8
+    asked = write_csv(tmp_path / "asked.csv", [[text] for text in asked], ["text"])
+    assert lines(command("predict", run, "--file", asked)) == found
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(command, texts, run, tmp_path):
+    """Stopped before the ninth step, in the second epoch: dropout and the place in the epoch are in the checkpoint."""
+    folder, steps, step = tmp_path / "run", iter(range(8)), Learner.step
+
+    def stopping(self, *inputs):
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return step(self, *inputs)
+
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        with mock.patch.object(Learner, "step", stopping):
+            result = command("train", "text", "--data", texts, "--model", "attention", "--out", folder, *SMALL)
+        assert result.code == 130, result.err
+        assert not (folder / "report.json").exists()
+        refused(command("train", "text", "--out", folder, "--resume", "--model", "mlp"), "--model is attention")
+        result = resumed(command, folder, "text")
+    assert result.code == 0, result.err
+    assert "continuing after " in result.out
+    assert differences(folder, run) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--features", "hash"), "--features is hash, expected with --model attention tfidf"),
+        (("--ngrams", "2"), "--ngrams is 2, expected with --model attention 1"),
+        (("--hidden", "16,16"), "--hidden is 16,16, expected with --model attention one width"),
+        (("--lazy",), "--lazy is True, expected with --model attention no lazy updates"),
+        (("--max-length", "0"), "--max-length is 0, expected a whole number from 1 to 4096"),
+        (("--model", "mlp", "--max-length", "9"), "--max-length is for --model attention"),
+        (("--model", "cnn"), "--model is cnn, expected one of mlp, attention"),
+    ],
+)
+def test_options_that_do_not_apply(command, tmp_path, options, expected):
+    result = command(
+        "train", "text", "--data", "missing.csv", "--out", tmp_path / "run", "--model", "attention", *options
+    )
+    refused(result, expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_explain_and_weights_of_another_length_are_refused(command, run, tmp_path):
+    refused(command("explain", run, "oil"), "is a run of --model attention: explain requires one of --model mlp")
+    folder = older(run, tmp_path / "run")
+    edited(folder / "config.json", lambda config: {**config, "max_length": 9})
+    refused(command("predict", folder, "oil"), "position.weight is [7, 16], the settings of its run expect [9, 16]")
