@@ -13,7 +13,7 @@ _HYPHEN = "\u2011"  # no line is broken at it
 _SUBJECTS = {
     "Data": "data text_column label_column target task ignore missing numbers size validation test val_split "
     "test_split file samples evaluator",
-    "Features": "features analyzer ngrams token_pattern nfc min_df max_features max_length",
+    "Features": "features analyzer ngrams token_pattern nfc min_df max_features",
     "Model": "model init freeze unfreeze unfreeze_lr stem hidden latent width dropout precision",
     "Augmentation": "normalize shift flip crop mixup cutmix progressive",
     "Optimization": "epochs batch_size lr optimizer schedule warmup weight_decay label_smoothing balance patience lazy "

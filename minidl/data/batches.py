@@ -162,11 +162,8 @@ class Batches(Epochs):
         super().__init__(features.shape[0], np.asarray(targets), batch_size, seed, shuffle)
         are_integers = self.targets.dtype.kind in "iu" or self.targets.size == 0
         self.targets = self.targets.astype(np.int64 if are_integers else np.float32)
-        self.features: Any = features
-        if not isinstance(features, np.ndarray):
-            self.features = _canonical(features)
-        elif features.dtype != np.int32:
-            self.features = features.astype(np.float32)
+        kind = np.int32 if features.dtype == np.int32 else np.float32
+        self.features: Any = features.astype(kind) if isinstance(features, np.ndarray) else _canonical(features)
         self.device = device
         self._resident: tuple[torch.Tensor | ResidentRows, torch.Tensor] | None = None
         if device is None:

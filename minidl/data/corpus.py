@@ -181,8 +181,7 @@ def read_corpus(
 def read_counted(
     path: Path, analyzer: Analyzer | None, text_column: str | None, usual: str | None, workers: Workers
 ) -> Counted | None:
-    """Return the counts of the texts of `files.read_texts`; None for small and invalid files, which it must read, and
-    without an analyzer."""
+    """Return the counts of the texts of `files.read_texts`; None for small and invalid files, which it must read."""
     kind = formats.kind_of(path)
     # A pipe can be read only once, and small files need no processes.
     if analyzer is None or kind not in formats.LINES or workers.count == 1:

@@ -153,7 +153,7 @@ class Tfidf(Checked):
 
     def transform(self, texts: Sequence[str], workers: Workers | None = None) -> csr_matrix:
         """Return float32 CSR [len(texts), len(self)], columns ascending in each row; unknown terms are ignored."""
-        return self.weighted(terms.count_texts(texts, self.options.analyzer, self.columns, workers))
+        return self.weighted(terms.count_texts(texts, self.options.analyzer, self._columns, workers))
 
     def weighted(self, counted: Counted) -> csr_matrix:
         """Return `transform` of texts whose terms were counted by `options.analyzer`."""
@@ -161,7 +161,7 @@ class Tfidf(Checked):
 
         numbers = None
         if counted.terms != self.terms:
-            numbers = np.fromiter((self.columns.get(term, -1) for term in counted.terms), np.int32, len(counted.terms))
+            numbers = np.fromiter((self._columns.get(term, -1) for term in counted.terms), np.int32, len(counted.terms))
         idf = np.array(self.idf, dtype=np.float32)
         parts = in_threads(lambda part: self._rows(part, numbers, idf), counted.parts(_TOGETHER))
         matrix = vstack(list(parts), format="csr")
@@ -191,6 +191,18 @@ class Tfidf(Checked):
         unit_rows(matrix)
         return matrix
 
+    def in_order(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Return the first `length` terms of each text, int32 [N, L]: 2 + column, 1 for an unknown term, then zeros.
+
+        A text without terms is one unknown term.
+        """
+        terms_of = self.analyzer.function()
+        rows = [[self._columns.get(term, -1) + 2 for term in terms_of(text)[:length]] or [1] for text in texts]
+        numbers = np.zeros((len(rows), max(map(len, rows), default=1)), dtype=np.int32)
+        for i, row in enumerate(rows):
+            numbers[i, : len(row)] = row
+        return numbers
+
     def to_json(self) -> str:
         """Return the options, terms, weights and their checksum as JSON text."""
         return with_checksum(_FORMAT, {"options": self.options.saved, "terms": self.terms, "idf": self.idf})
@@ -204,7 +216,7 @@ class Tfidf(Checked):
         return vectorizer
 
     @cached_property
-    def columns(self) -> dict[str, int]:
+    def _columns(self) -> dict[str, int]:
         return {term: column for column, term in enumerate(self.terms)}
 
 

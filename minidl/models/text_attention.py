@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -12,15 +13,15 @@ from minidl.tensors import Tensor
 
 
 class TextAttention(nn.Module):
-    """logits = W norm(mean of encoder(E[x] + P)) + b, where the mean and attention leave padding out.
+    """logits = W norm(mean of encoder(E[x] + P)) + b; attention and the mean leave padding out.
 
-    Shapes: int32 or int64 [batch, L], L at most `length`, 0 for padding behind the terms -> [batch, classes]. A text
-    has at least one term. Layers normalise before each block (Xiong et al., arXiv 2002.04745).
+    Shapes: int32 or int64 [batch, L], L at most `length`, at least one term, then 0 -> [batch, classes]. The layers
+    normalise before each block (Xiong et al., arXiv 2002.04745). `std` is that of the initial E and P.
     """
 
     def __init__(
-        self, terms: int, classes: int, width: int = 128, heads: int = 4, layers: int = 2, length: int = 256,
-        dropout: float = 0.2, std: float = 0.1, device: torch.device | str | None = None,
+        self, terms: int, classes: int, width: int = 128, heads: int = 2, length: int = 256, layers: int = 2,
+        dropout: float = 0.2, std: float = 0.02, device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -28,23 +29,18 @@ class TextAttention(nn.Module):
         self.position = nn.Embedding(length, width, device=device, dtype=dtype)
         for table in (self.embedding, self.position):
             init.normal_(table.weight, 0.0, std)
-        self.dropout = nn.Dropout(dropout)
+        options: dict[str, Any] = {"batch_first": True, "norm_first": True, "device": device, "dtype": dtype}
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, heads, 2 * width, dropout, "gelu", batch_first=True, norm_first=True, device=device, dtype=dtype
-            )
-            for _ in range(layers)
+            nn.TransformerEncoderLayer(width, heads, 2 * width, dropout, "gelu", **options) for _ in range(layers)
         )
-        self.norm = nn.LayerNorm(width, device=device, dtype=dtype)
+        self.dropout, self.norm = nn.Dropout1d(dropout), nn.LayerNorm(width, device=device, dtype=dtype)
         self.head = nn.Linear(width, classes, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         is_padding = ops.eq(input, 0)
-        added = ops.where(is_padding, -math.inf, 0.0)
-        x = self.dropout(self.embedding(input) + self.position.weight[: input.shape[1]])
+        mask, share = ops.where(is_padding, -math.inf, 0.0), ops.where(is_padding, 0.0, 1.0).unsqueeze(-1)
+        x = self.dropout(self.embedding(input)) + self.position.weight[: input.shape[1]]  # drops terms
         for layer in self.layers:
-            x = layer(x, src_key_padding_mask=added)
-        terms = ops.where(is_padding, 0.0, 1.0).unsqueeze(-1)
-        mean = (x * terms).sum(1) / terms.sum(1)
-        y: Tensor = self.head(self.norm(mean))
+            x = layer(x, src_key_padding_mask=mask)
+        y: Tensor = self.head(self.norm((x * share).sum(1) / share.sum(1)))
         return y

@@ -204,10 +204,6 @@ class Predictor(ABC, Generic[SettingsT]):
         # JSON escapes bytes of a file name that are not UTF-8, and Python reads these back as the same name.
         return [encoded(answer) + "\n" for answer in self.answers(chunk, features, top)]
 
-    def known_terms(self, features: Any) -> np.ndarray:
-        """Return the number of known terms of each text, int64 [N]; only tasks with `has_terms` have it."""
-        raise NotImplementedError
-
     def before_fault(self, chunk: Any) -> Iterable[Any]:
         """Return the parts of a chunk before its invalid input."""
         return ()

@@ -204,3 +204,12 @@ def test_any_json_is_refused_with_the_one_error(value):
             Tfidf.from_json(attempt)
     with pytest.raises(DataError):
         Tfidf.from_json("[" * 100_000)
+
+
+def test_terms_in_order():
+    fitted = Tfidf.fit(["alpha beta", "alpha gamma beta", "gamma delta alpha"], TfidfOptions(min_df=2))
+    assert fitted.terms == ["alpha", "beta", "gamma"]
+    numbers = fitted.in_order(["Gamma, alpha delta gamma beta", "", "beta"], 4)
+    assert numbers.dtype == np.int32
+    assert numbers.tolist() == [[4, 2, 1, 4], [1, 0, 0, 0], [3, 0, 0, 0]]
+    assert fitted.in_order([], 4).shape == (0, 1)

@@ -35,9 +35,8 @@ _FEWER = "at most {} inputs at a time, or --device cpu"
 def outputs(model: nn.Module, features: Any, width: int = 1, smaller: str | None = None) -> Iterator[np.ndarray]:
     """Yield the model's outputs in evaluation mode, in order: parts float32 [n, width], at least one.
 
-    `features` are scipy CSR, an array [N, F], int32 [N, L] or Pictures; `smaller` is the phrase that asks for fewer
-    inputs, None if their number is fixed. Raises DivergedError when an output is not finite, and RunError when memory
-    runs out.
+    `features` are scipy CSR, an array [N, F] or Pictures; `smaller` is the phrase that asks for fewer inputs, None if
+    their number is fixed. Raises DivergedError when an output is not finite, and RunError when memory runs out.
     """
     size = _size(features, width)
     batch_outputs: list[np.ndarray] = []

@@ -65,8 +65,8 @@ class Supervised(Experiment[TrainingT]):
     `draw(model, pictures, targets, predictions, title)` draws further plots of the test split.
     `initialize` changes the initial weights of a model, and `note` describes that.
     `network` names the network if there is a choice. `terms` are the names of the columns of texts.
-    `texts` reads the test split's texts with these indices. `linear` are the splits for the baselines if they learn
-    from other features than the model.
+    `texts` reads the test split's texts with these indices. `linear` are the splits as TF-IDF features, for baselines
+    of a model with other features.
     """
 
     name: str
@@ -182,8 +182,7 @@ class Supervised(Experiment[TrainingT]):
             yield
 
     def _fit_baselines(self, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
-        train, validation = (self.train, self.validation) if self.linear is None else self.linear[:2]
-        return self.targets.baselines(train, validation, workers)
+        return self.targets.baselines(*(self.linear or (self.train, self.validation))[:2], workers)
 
     def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
         shortfall, epochs = report_files.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
@@ -201,9 +200,8 @@ class Supervised(Experiment[TrainingT]):
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
             baselines = self._baselines or self._fit_baselines(None)
             scores["baseline"] = baselines((features, truth) if self.linear is None else self.linear[2]())
-            for each in () if self.linear is None else scores["baseline"].values():
-                if "method" in each:
-                    each["method"] = each["method"].replace("same features", "TF-IDF features")
+        for each in () if self.linear is None else scores["baseline"].values():
+            each.update({"method": each["method"].replace("same", "TF-IDF")} if "method" in each else {})
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {

@@ -117,7 +117,7 @@ def answer(reading: Reading, config: Predict, write: IO[str]) -> None:
 
     Raises DataError for an invalid input, after writing the answers before it; a file is read completely first.
     """
-    predictor = _with_model(reading.run, reading.predictor)
+    predictor: Any = _with_model(reading.run, reading.predictor)
     if predictor.argument:
         inputs.note_files(config.inputs, predictor.argument)
     total = unknown = 0

@@ -19,7 +19,7 @@ from minidl.training.process import helpers, out_of_memory
 from minidl.training.settings import fields, text_defaults
 from minidl.training.settings.command import SPLITS
 from minidl.training.task import Task, only_for_files
-from minidl.training.tasks.text_answers import TextClassifier, examples, in_order, make_model
+from minidl.training.tasks.text_answers import TextClassifier, examples, make_model
 from minidl.training.tasks.text_settings import TrainText
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class TextTask(Task[TrainText]):
         """Return the data set as term counts; texts of the user's own file are counted while they are read."""
         from minidl.data.corpus import count_dataset, load_corpus
 
-        counts, options = config.model == "mlp", self.options(config)
-        analyzer = _tfidf(config).analyzer if counts else None
+        analyzer, options = None if config.model == "attention" else _tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
         with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
@@ -100,10 +99,10 @@ class TextTask(Task[TrainText]):
         from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
-        attention, train, validation = config.model == "attention", dataset.train, dataset.validation
-        tfidf = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
-        vectorizer = in_order(tfidf, config)
-        count, classes = len(tfidf), len(dataset.labels)
+        train, validation, test = dataset.train, dataset.validation, dataset.test
+        attention = config.model == "attention"
+        vectorizer = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
+        count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
             name=self.name,
@@ -111,24 +110,24 @@ class TextTask(Task[TrainText]):
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
             features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=examples(vectorizer, train),
-            validation=examples(vectorizer, validation),
-            test=lambda: examples(vectorizer, dataset.test),
-            make_model=lambda config, device: make_model(config, len(vectorizer), classes, device),
-            documents={**targets.documents, document: tfidf.to_json()},
-            network=f"attention of width {config.hidden[0]} over {config.max_length} terms" if attention else None,
-            terms=getattr(vectorizer, "terms", None),
-            linear=(examples(tfidf, train), examples(tfidf, validation), lambda: examples(tfidf, dataset.test))
+            train=examples(vectorizer, train, attention),
+            validation=examples(vectorizer, validation, attention),
+            test=lambda: examples(vectorizer, test, attention),
+            make_model=lambda config, device: make_model(config, count, classes, device),
+            network=config.model if attention else None,
+            documents={**targets.documents, document: vectorizer.to_json()},
+            terms=None if attention else getattr(vectorizer, "terms", None),
+            texts=functools.partial(_test_texts, config, dataset),
+            linear=(examples(vectorizer, train), examples(vectorizer, validation), lambda: examples(vectorizer, test))
             if attention
             else None,
-            texts=functools.partial(_test_texts, config, dataset),
         )
 
     def predictor(self, config: TrainText, run: RunFiles) -> TextClassifier:
         kind, document = _vectorizer(config)
         vectorizer = kind.from_json(run.text(document), str(config.out / document))
         vectorizer.transform([""])  # import scikit-learn before the inputs fill the memory
-        return TextClassifier(config, run, in_order(vectorizer, config))
+        return TextClassifier(config, run, vectorizer)
 
 
 def _tfidf(config: TrainText) -> TfidfOptions:

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 
     from minidl import nn
     from minidl.data import Texts
+    from minidl.data.analyzers import Analyzer
     from minidl.data.corpus import Corpus, CorpusDataset
     from minidl.data.hashing import HashedTfidf
-    from minidl.data.sequences import Sequences
     from minidl.data.terms import Counted
     from minidl.data.vectorizer import Tfidf
     from minidl.training.loop.targets import Classification
+
+LENGTH = 256  # terms of a text that attention reads
 
 
 @dataclass(frozen=True)
 class TextClassifier(Predictor[TrainText]):
     """The model of a text run with the vectorizer that turns texts into its inputs."""
 
-    vectorizer: Tfidf | HashedTfidf | Sequences
+    vectorizer: Tfidf | HashedTfidf
     argument = "a text"
 
     @cached_property
@@ -52,10 +54,18 @@ class TextClassifier(Predictor[TrainText]):
         from minidl.training.loop.supervised import saved_perceptron
         from minidl.training.run_folder import weights
 
-        if self.config.model == "attention":
+        if self._in_order:
             model = make_model(self.config, len(self.vectorizer), self.targets.outputs, "meta")
             return weights.materialize(model, self.run.weights(), self.run.model)
         return saved_perceptron(self.run, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
+
+    @property
+    def _in_order(self) -> bool:
+        return self.config.model == "attention"
+
+    @property
+    def _analyzer(self) -> Analyzer | None:
+        return None if self._in_order else self.vectorizer.analyzer  # counts have no order
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
@@ -68,14 +78,14 @@ class TextClassifier(Predictor[TrainText]):
         from minidl.data.corpus import read_counted
 
         columns = text_column, self.config.text_column
-        counted = read_counted(file, self.vectorizer.analyzer, *columns, self.workers)
+        counted = read_counted(file, self._analyzer, *columns, self.workers)
         if counted is None:
             yield from inputs.chunks(data.read_texts(file, *columns), inputs.FILE_CHUNK)
             return
         yield from counted.parts(inputs.FILE_CHUNK)
 
     def features(self, texts: list[str] | Counted) -> Any:
-        return _features(self.vectorizer, texts, self.workers)
+        return _features(self.vectorizer, texts, self._in_order, self.workers)
 
     def answers(self, texts: list[str] | Counted, features: Any, top: int) -> list[dict[str, Any]]:
         """Return an answer per text: label, probability, the `top` best labels and the number of known terms."""
@@ -86,12 +96,12 @@ class TextClassifier(Predictor[TrainText]):
         return self.targets.lines(self.outputs(features), top, self.known_terms(features), self.workers)
 
     def known_terms(self, features: Any) -> np.ndarray:
+        """Return the number of different known terms of each text, int64 [N]."""
         import numpy as np
 
-        from minidl.data import sequences
-
-        if isinstance(features, np.ndarray):
-            return sequences.known_terms(features)
+        if self._in_order:
+            ordered = np.sort(features, axis=1)
+            return ((ordered > 1) & (np.diff(ordered, axis=1, prepend=0) > 0)).sum(axis=1)
         return np.diff(features.indptr).astype(np.int64)
 
     def check_columns(self, config: Evaluate) -> None:
@@ -104,11 +114,11 @@ class TextClassifier(Predictor[TrainText]):
 
         assert config.data is not None
         corpus = read_corpus(
-            config.data, self.vectorizer.analyzer, self.targets.labels,
+            config.data, self._analyzer, self.targets.labels,
             text_column=config.text_column or self.config.text_column,
             label_column=config.label_column or self.config.label_column,
         )  # fmt: skip
-        return *examples(self.vectorizer, corpus), corpus.source
+        return *examples(self.vectorizer, corpus, self._in_order), corpus.source
 
     def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
         import numpy as np
@@ -121,36 +131,30 @@ class TextClassifier(Predictor[TrainText]):
                 f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
                 f"{listed(labels)}"
             )
-        features, classes = examples(self.vectorizer, dataset.test)
+        features, classes = examples(self.vectorizer, dataset.test, self._in_order)
         return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
 
 
-def examples(vectorizer: Any, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
-    """Return (scipy CSR or int32 [N, L], class indices int64 [N])."""
+def examples(vectorizer: Any, part: Texts | Corpus, in_order: bool = False) -> tuple[Any, np.ndarray]:
+    """Return (scipy CSR, or int32 [N, L] of terms in order; class indices int64 [N])."""
     import numpy as np
 
     if isinstance(part, data.Texts):
-        return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
-    return _features(vectorizer, part.content), part.classes
+        return _features(vectorizer, part.texts, in_order), np.asarray(part.labels, dtype=np.int64)
+    return _features(vectorizer, part.content, in_order), part.classes
 
 
-def _features(vectorizer: Any, texts: list[str] | Counted, workers: Workers | None = None) -> Any:
+def _features(vectorizer: Any, texts: list[str] | Counted, in_order: bool, workers: Workers | None = None) -> Any:
+    if in_order:
+        return vectorizer.in_order(texts, LENGTH)
     return vectorizer.transform(texts, workers) if isinstance(texts, list) else vectorizer.weighted(texts)
 
 
-def in_order(vectorizer: Any, config: TrainText) -> Tfidf | HashedTfidf | Sequences:
-    """Return the vectorizer, or the sequences of its terms for a model that reads these."""
-    from minidl.data.sequences import Sequences
-
-    return Sequences(vectorizer, config.max_length or 1) if config.model == "attention" else vectorizer
-
-
-def make_model(config: TrainText, inputs: int, classes: int, device: str | None) -> nn.Module:
-    """Return the network of the settings for this number of terms."""
+def make_model(config: TrainText, terms: int, classes: int, device: str | None) -> nn.Module:
+    """Return the network of the settings."""
     from minidl import models
 
     if config.model == "mlp":
-        return models.TextMLP(inputs, classes, config.hidden, config.dropout, device=device)
-    width, length = config.hidden[0], config.max_length or 1
-    heads = math.gcd(width, 4)
-    return models.TextAttention(inputs, classes, width, heads, length=length, dropout=config.dropout, device=device)
+        return models.TextMLP(terms, classes, config.hidden, config.dropout, device=device)
+    width, heads = config.hidden[0], math.gcd(2, config.hidden[0])
+    return models.TextAttention(terms + 2, classes, width, heads, LENGTH, dropout=config.dropout, device=device)

@@ -47,7 +47,7 @@ class TrainText(Perceptron):
         "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
-    earlier = {"nfc": False, "model": "mlp", "max_length": None}  # noqa: RUF012
+    earlier = {"nfc": False, "model": "mlp"}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
@@ -94,18 +94,11 @@ class TrainText(Perceptron):
     model: Annotated[
         Literal["mlp", "attention"],
         Field(
-            description="mlp (a perceptron of TF-IDF features, which have no order) or attention (two layers of a "
-            "transformer's encoder, which read the terms in order)."
+            description="mlp (a perceptron of TF-IDF features) or attention (two layers of a transformer's encoder, "
+            "of width --hidden, which read the terms in order)."
         ),
     ] = "mlp"
-    max_length: Annotated[
-        int | None,
-        Field(ge=1, le=4096, description="With attention: number of terms of a text that are read. Default: 256."),
-    ] = None
-    hidden: Annotated[
-        fields.Hidden,
-        Field(description="Sizes of the hidden layers, such as 128 or 256,128; with attention one width."),
-    ] = (128,)
+    hidden: fields.Hidden = (128,)
     epochs: Annotated[int | None, _by_texts("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
         None
     )
@@ -131,20 +124,16 @@ class TrainText(Perceptron):
         return self
 
     @model_validator(mode="after")
-    def _check_model(self) -> Self:
-        if self.model == "mlp":
-            if self.max_length is not None:
-                raise ConfigError("--max-length is for --model attention; mlp reads all terms")
-            return self
-        for name, is_other, expected in (
-            ("features", self.features == "hash", "tfidf, whose vocabulary numbers the terms"),
-            ("ngrams", self.ngrams != 1, "1: attention reads single terms in order"),
-            ("hidden", len(self.hidden) != 1, "one width of all layers, such as 128"),
-            ("lazy", self.lazy, "no lazy updates: all rows have gradients"),
-        ):
-            if is_other:
-                value = shown(getattr(self, name))
-                raise ConfigError(f"{flag(name)} is {value}, expected with --model attention {expected}")
+    def _check_attention(self) -> Self:
+        of_mlp = {
+            "features": self.features == "hash", "ngrams": self.ngrams != 1, "hidden": len(self.hidden) > 1,
+            "lazy": self.lazy,
+        }  # fmt: skip
+        for name in [name for name, is_set in of_mlp.items() if is_set and self.model == "attention"]:
+            raise ConfigError(
+                f"{flag(name)} is {shown(getattr(self, name))}, which is for --model mlp: attention reads the single "
+                "terms of a vocabulary, in layers of one width, and updates all of its rows"
+            )
         return self
 
     @model_validator(mode="after")
