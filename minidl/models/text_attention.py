@@ -16,7 +16,8 @@ class TextAttention(nn.Module):
     """logits = W norm(mean of encoder(E[x] + P)) + b; attention and the mean leave padding out.
 
     Shapes: int32 or int64 [batch, L], L at most `length`, at least one term, then 0 -> [batch, classes]. The layers
-    normalise before each block (Xiong et al., arXiv 2002.04745). `std` is that of the initial E and P.
+    normalise before each block (Xiong et al., arXiv 2002.04745). `std` is that of the initial E and P. `dropout` drops
+    terms, and values of the layers.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class TextAttention(nn.Module):
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, 2 * width, dropout, "gelu", **options) for _ in range(layers)
         )
+        for layer in self.layers:
+            layer.self_attn.dropout = 0.0  # its random numbers would take half of a step without a GPU
         self.dropout, self.norm = nn.Dropout1d(dropout), nn.LayerNorm(width, device=device, dtype=dtype)
         self.head = nn.Linear(width, classes, device=device, dtype=dtype)
 

@@ -15,7 +15,6 @@ from typing import Any
 _FEW = 5000  # docstrings and R8 have fewer texts; cross-validation gave their settings
 _MANY = 8000  # more texts do not lower the rate further
 _SIZES = ((20_000, 12, 256), (80_000, 8, 512), (500_000, 5, 1024))  # largest number of texts, epochs, batch size
-ATTENTION = {"batch_size": 32, "lr": 0.001}  # replace those of `text`
 _MOST_SMOOTHED = 100_000  # with more texts, label smoothing does not improve the accuracy
 
 

@@ -74,7 +74,6 @@ class TextTask(Task[TrainText]):
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
         """Return the settings with defaults that suit the number of texts."""
         defaults = text_defaults.text(len(dataset.train), len(dataset.labels))
-        defaults |= text_defaults.ATTENTION if config.model == "attention" else {}
         missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
         return TrainText(**{**dict(config), **missing}) if missing else config
 
@@ -95,6 +94,7 @@ class TextTask(Task[TrainText]):
 
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised[TrainText]:
         """Return the experiment, with the vocabulary of the training split. Raises DataError if that is empty."""
+        from minidl.data.vectorizer import InOrder, Tfidf
         from minidl.training.loop.supervised import Supervised, sizes
         from minidl.training.loop.targets import Classification
 
@@ -102,6 +102,7 @@ class TextTask(Task[TrainText]):
         train, validation, test = dataset.train, dataset.validation, dataset.test
         attention = config.model == "attention"
         vectorizer = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
+        tfidf = Tfidf(vectorizer.options, vectorizer.terms, vectorizer.idf) if isinstance(vectorizer, InOrder) else None
         count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
@@ -110,17 +111,17 @@ class TextTask(Task[TrainText]):
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
             features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=examples(vectorizer, train, attention),
-            validation=examples(vectorizer, validation, attention),
-            test=lambda: examples(vectorizer, test, attention),
+            train=examples(vectorizer, train),
+            validation=examples(vectorizer, validation),
+            test=lambda: examples(vectorizer, test),
             make_model=lambda config, device: make_model(config, count, classes, device),
             network=config.model if attention else None,
             documents={**targets.documents, document: vectorizer.to_json()},
             terms=None if attention else getattr(vectorizer, "terms", None),
             texts=functools.partial(_test_texts, config, dataset),
-            linear=(examples(vectorizer, train), examples(vectorizer, validation), lambda: examples(vectorizer, test))
-            if attention
-            else None,
+            linear=None
+            if tfidf is None
+            else (examples(tfidf, train), examples(tfidf, validation), lambda: examples(tfidf, test)),
         )
 
     def predictor(self, config: TrainText, run: RunFiles) -> TextClassifier:
@@ -162,6 +163,6 @@ def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
         from minidl.data.hashing import HashedTfidf
 
         return HashedTfidf, "hashing.json"
-    from minidl.data.vectorizer import Tfidf
+    from minidl.data.vectorizer import InOrder, Tfidf
 
-    return Tfidf, "vocabulary.json"
+    return InOrder if config.model == "attention" else Tfidf, "vocabulary.json"

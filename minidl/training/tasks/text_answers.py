@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
     from minidl import nn
     from minidl.data import Texts
-    from minidl.data.analyzers import Analyzer
     from minidl.data.corpus import Corpus, CorpusDataset
     from minidl.data.hashing import HashedTfidf
     from minidl.data.terms import Counted
     from minidl.data.vectorizer import Tfidf
     from minidl.training.loop.targets import Classification
-
-LENGTH = 256  # terms of a text that attention reads
 
 
 @dataclass(frozen=True)
@@ -54,18 +51,10 @@ class TextClassifier(Predictor[TrainText]):
         from minidl.training.loop.supervised import saved_perceptron
         from minidl.training.run_folder import weights
 
-        if self._in_order:
+        if self.config.model == "attention":
             model = make_model(self.config, len(self.vectorizer), self.targets.outputs, "meta")
             return weights.materialize(model, self.run.weights(), self.run.model)
         return saved_perceptron(self.run, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
-
-    @property
-    def _in_order(self) -> bool:
-        return self.config.model == "attention"
-
-    @property
-    def _analyzer(self) -> Analyzer | None:
-        return None if self._in_order else self.vectorizer.analyzer  # counts have no order
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
@@ -78,14 +67,14 @@ class TextClassifier(Predictor[TrainText]):
         from minidl.data.corpus import read_counted
 
         columns = text_column, self.config.text_column
-        counted = read_counted(file, self._analyzer, *columns, self.workers)
+        counted = read_counted(file, self.vectorizer.analyzer, *columns, self.workers)
         if counted is None:
             yield from inputs.chunks(data.read_texts(file, *columns), inputs.FILE_CHUNK)
             return
         yield from counted.parts(inputs.FILE_CHUNK)
 
     def features(self, texts: list[str] | Counted) -> Any:
-        return _features(self.vectorizer, texts, self._in_order, self.workers)
+        return _features(self.vectorizer, texts, self.workers)
 
     def answers(self, texts: list[str] | Counted, features: Any, top: int) -> list[dict[str, Any]]:
         """Return an answer per text: label, probability, the `top` best labels and the number of known terms."""
@@ -99,7 +88,7 @@ class TextClassifier(Predictor[TrainText]):
         """Return the number of different known terms of each text, int64 [N]."""
         import numpy as np
 
-        if self._in_order:
+        if isinstance(features, np.ndarray):
             ordered = np.sort(features, axis=1)
             return ((ordered > 1) & (np.diff(ordered, axis=1, prepend=0) > 0)).sum(axis=1)
         return np.diff(features.indptr).astype(np.int64)
@@ -114,11 +103,11 @@ class TextClassifier(Predictor[TrainText]):
 
         assert config.data is not None
         corpus = read_corpus(
-            config.data, self._analyzer, self.targets.labels,
+            config.data, self.vectorizer.analyzer, self.targets.labels,
             text_column=config.text_column or self.config.text_column,
             label_column=config.label_column or self.config.label_column,
         )  # fmt: skip
-        return *examples(self.vectorizer, corpus, self._in_order), corpus.source
+        return *examples(self.vectorizer, corpus), corpus.source
 
     def test(self, dataset: TextDataset | CorpusDataset, config: Evaluate) -> tuple[Any, np.ndarray]:
         import numpy as np
@@ -131,30 +120,29 @@ class TextClassifier(Predictor[TrainText]):
                 f"{dataset.name} has labels that the model does not know: {listed(unknown)}; its labels are: "
                 f"{listed(labels)}"
             )
-        features, classes = examples(self.vectorizer, dataset.test, self._in_order)
+        features, classes = examples(self.vectorizer, dataset.test)
         return features, np.array([index[label] for label in dataset.labels], dtype=np.int64)[classes]
 
 
-def examples(vectorizer: Any, part: Texts | Corpus, in_order: bool = False) -> tuple[Any, np.ndarray]:
+def examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
     """Return (scipy CSR, or int32 [N, L] of terms in order; class indices int64 [N])."""
     import numpy as np
 
     if isinstance(part, data.Texts):
-        return _features(vectorizer, part.texts, in_order), np.asarray(part.labels, dtype=np.int64)
-    return _features(vectorizer, part.content, in_order), part.classes
+        return _features(vectorizer, part.texts), np.asarray(part.labels, dtype=np.int64)
+    return _features(vectorizer, part.content), part.classes
 
 
-def _features(vectorizer: Any, texts: list[str] | Counted, in_order: bool, workers: Workers | None = None) -> Any:
-    if in_order:
-        return vectorizer.in_order(texts, LENGTH)
+def _features(vectorizer: Tfidf | HashedTfidf, texts: list[str] | Counted, workers: Workers | None = None) -> Any:
     return vectorizer.transform(texts, workers) if isinstance(texts, list) else vectorizer.weighted(texts)
 
 
 def make_model(config: TrainText, terms: int, classes: int, device: str | None) -> nn.Module:
     """Return the network of the settings."""
     from minidl import models
+    from minidl.data.vectorizer import InOrder
 
     if config.model == "mlp":
         return models.TextMLP(terms, classes, config.hidden, config.dropout, device=device)
     width, heads = config.hidden[0], math.gcd(2, config.hidden[0])
-    return models.TextAttention(terms + 2, classes, width, heads, LENGTH, dropout=config.dropout, device=device)
+    return models.TextAttention(terms + 2, classes, width, heads, InOrder.LENGTH, dropout=config.dropout, device=device)

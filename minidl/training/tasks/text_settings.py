@@ -19,12 +19,14 @@ from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expe
 _COLUMNS = 2**16
 _MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not import
 
+_OF_ATTENTION = {"batch_size": 32, "lr": 0.002, "dropout": 0.2, "warmup": 0.5}
 
-def _by(name: str, choice: str, value: float, default: float, text: str) -> Any:
-    """Return a field with another default `value` for a choice of the setting `name`."""
+
+def _by_features(hashed: int, default: int, text: str) -> Any:
+    """Return a field whose default depends on the features."""
     return Field(
-        default_factory=lambda values: value if values.get(name) == choice else default,
-        description=f"{text} Default: {value} with {choice}, else {default}.",
+        default_factory=lambda values: hashed if values.get("features") == "hash" else default,
+        description=f"{text} Default: {hashed} with hash, else {default}.",
     )
 
 
@@ -81,13 +83,12 @@ class TrainText(Perceptron):
         bool,
         Field(description="Do not normalize texts to NFC; combining marks then end a word, as in scikit-learn."),
     ] = True
-    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by(
-        "features", "hash", 1, 2, "Minimum number of texts that contain a feature."
+    min_df: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        1, 2, "Minimum number of texts that contain a feature."
     )
-    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by(
-        "features", "hash", _COLUMNS, 20_000,
-        f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}.",
-    )  # fmt: skip
+    max_features: Annotated[int, Field(ge=1, le=10**9)] = _by_features(
+        _COLUMNS, 20_000, f"Maximum number of features; with hash, the number of columns, at most {_MOST_COLUMNS}."
+    )
     lazy: Annotated[
         bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
     ] = False
@@ -95,7 +96,9 @@ class TrainText(Perceptron):
         Literal["mlp", "attention"],
         Field(
             description="mlp (a perceptron of TF-IDF features) or attention (two layers of a transformer's encoder, "
-            "of width --hidden, which read the terms in order)."
+            "of width --hidden, which read the terms in order; by default with "
+            + ", ".join(f"{flag(name)} {value}" for name, value in _OF_ATTENTION.items())
+            + ")."
         ),
     ] = "mlp"
     hidden: fields.Hidden = (128,)
@@ -104,9 +107,7 @@ class TrainText(Perceptron):
     )
     batch_size: Annotated[int | None, _by_texts("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
     lr: Annotated[float | None, _by_texts("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
-    dropout: Annotated[float, Field(ge=0, lt=1)] = _by(
-        "model", "attention", 0.2, 0.5, "Dropout probability of hidden units."
-    )
+    dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
         float | None,
@@ -122,6 +123,11 @@ class TrainText(Perceptron):
                 f"--max-features is {self.max_features}, expected at most {_MOST_COLUMNS} columns with --features hash"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_of_attention(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**_OF_ATTENTION, **values} if values.get("model") == "attention" else values
 
     @model_validator(mode="after")
     def _check_attention(self) -> Self:
