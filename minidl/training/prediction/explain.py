@@ -42,7 +42,7 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Explanation]]]:
     run = RunFolder(config.run).read_finished()
     if not run.task.has_terms:
         raise ConfigError(f"{config.run} is {run.task.run}: explain requires a text run")
-    if "model" in run.config:
+    if run.config["model"] != "mlp":
         raise ConfigError(f"{config.run} has --model {run.config['model']}: explain requires --model mlp")
     classifier = load(config.run)
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
