@@ -137,7 +137,8 @@ class Epochs(ABC):
 class Batches(Epochs):
     """Batches of features and targets for one data split.
 
-    `features` is a scipy CSR matrix [N, V] (batches are then `CSR`) or an array [N, F] (batches are float32 tensors);
+    `features` is a scipy CSR matrix [N, V] (batches are then `CSR`), an array [N, F] (batches are float32 tensors), or
+    an int32 array [N, L], whose rows may end with zeros (batches are int32; on the CPU as long as their longest row).
     `targets` are N whole numbers (int64 batches) or N floats (float32 batches). Every epoch visits each row once; the
     last batch may be smaller. Without `shuffle` the rows keep their order.
 
@@ -161,7 +162,8 @@ class Batches(Epochs):
         super().__init__(features.shape[0], np.asarray(targets), batch_size, seed, shuffle)
         are_integers = self.targets.dtype.kind in "iu" or self.targets.size == 0
         self.targets = self.targets.astype(np.int64 if are_integers else np.float32)
-        self.features: Any = features.astype(np.float32) if isinstance(features, np.ndarray) else _canonical(features)
+        kind = np.int32 if features.dtype == np.int32 else np.float32
+        self.features: Any = features.astype(kind) if isinstance(features, np.ndarray) else _canonical(features)
         self.device = device
         self._resident: tuple[torch.Tensor | ResidentRows, torch.Tensor] | None = None
         if device is None:
@@ -216,5 +218,7 @@ class Batches(Epochs):
             part = features[start : start + size]
             if not dense:
                 part.has_canonical_format = True  # as the matrix; otherwise scipy checks every batch
+            elif part.dtype == np.int32 and self.device is None:
+                part = np.ascontiguousarray(part[:, : max(1, np.count_nonzero(part.any(axis=0)))])
             x = torch.from_numpy(part) if dense else csr_from_scipy(part)
             yield x, torch.from_numpy(targets[start : start + size])

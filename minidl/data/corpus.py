@@ -64,8 +64,8 @@ class CorpusDataset:
     texts: Callable[[], TextDataset]
 
 
-def count_dataset(dataset: TextDataset, analyzer: Analyzer, workers: Workers) -> CorpusDataset:
-    """Return the task of texts in memory, counted."""
+def count_dataset(dataset: TextDataset, analyzer: Analyzer | None, workers: Workers) -> CorpusDataset:
+    """Return the task of texts in memory, counted if there is an analyzer."""
     train, validation, test = (
         _corpus(part, dataset.labels, dataset.source, analyzer, workers=workers)
         for part in (dataset.train, dataset.validation, dataset.test)
@@ -179,12 +179,12 @@ def read_corpus(
 
 
 def read_counted(
-    path: Path, analyzer: Analyzer, text_column: str | None, usual: str | None, workers: Workers
+    path: Path, analyzer: Analyzer | None, text_column: str | None, usual: str | None, workers: Workers
 ) -> Counted | None:
     """Return the counts of the texts of `files.read_texts`; None for small and invalid files, which it must read."""
     kind = formats.kind_of(path)
     # A pipe can be read only once, and small files need no processes.
-    if kind not in formats.LINES or workers.count == 1:
+    if analyzer is None or kind not in formats.LINES or workers.count == 1:
         return None
     try:
         if not path.is_file() or path.stat().st_size < PART // 4 or len(raw := formats.read_bytes(path)) < 2 * PART:

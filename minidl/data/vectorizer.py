@@ -208,6 +208,25 @@ class Tfidf(Checked):
         return {term: column for column, term in enumerate(self.terms)}
 
 
+class InOrder(Tfidf):
+    """A fitted vectorizer that returns terms in order instead of features."""
+
+    LENGTH = 256
+    analyzer = None  # type: ignore[assignment]  # texts are not counted for it: counts have no order
+
+    def transform(self, texts: Sequence[str], workers: Workers | None = None) -> Any:
+        """Return the first LENGTH terms of each text, int32 [N, L]: 2 + column, or 1 for an unknown term; then zeros.
+
+        A text without terms is one unknown term.
+        """
+        terms_of = self.options.analyzer.function()
+        rows = [[self._columns.get(term, -1) + 2 for term in terms_of(text)[: self.LENGTH]] or [1] for text in texts]
+        numbers = np.zeros((len(rows), max(map(len, rows), default=1)), dtype=np.int32)
+        for i, row in enumerate(rows):
+            numbers[i, : len(row)] = row
+        return numbers
+
+
 def _sums(ids: np.ndarray, counts: np.ndarray | None, length: int) -> np.ndarray:
     """Return [length]: how often each number is among the ids, or the sum of its counts, exact in any order."""
     step = max(_STEP, length)  # so that all sums together are no larger than the ids as int64

@@ -9,6 +9,7 @@ from minidl.models.densenet import DenseNet, densenet121
 from minidl.models.mobilenet import MobileNetV2, mobilenet_v2
 from minidl.models.resnet import ResNet, resnet18, resnet34, resnet50
 from minidl.models.table_mlp import TableMLP
+from minidl.models.text_attention import TextAttention
 from minidl.models.text_mlp import TextMLP
 from minidl.models.u_net import UNet, unet
 from minidl.models.vgg import VGG, vgg16_bn
@@ -23,6 +24,7 @@ __all__ = [
     "ResNet",
     "SmallCNN",
     "TableMLP",
+    "TextAttention",
     "TextMLP",
     "UNet",
     "densenet121",

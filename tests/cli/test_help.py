@@ -19,10 +19,10 @@ ALL = (
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
     "text": "--analyzer --balance --batch-size --data --device --devices --dropout --epochs --features --hidden "
-    "--label-column --label-smoothing --lazy --lr --max-features --min-df --ngrams --no-capture --no-nfc --no-plots "
-    "--optimizer --out --overwrite --patience --precision --profile --quiet --resume --schedule --seed --shards --test "
-    "--test-split --text-column --timeout --token-pattern --trace --val-split --validation --warmup --weight-decay "
-    "--workers --zero",
+    "--label-column --label-smoothing --lazy --lr --max-features --min-df --model --ngrams --no-capture --no-nfc "
+    "--no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume --schedule --seed "
+    "--shards --test --test-split --text-column --timeout --token-pattern --trace --val-split --validation --warmup "
+    "--weight-decay --workers --zero",
     "table": "--balance --batch-size --data --device --devices --dropout --epochs --hidden --ignore --label-smoothing "
     "--lr --missing --no-capture --no-plots --numbers --optimizer --out --overwrite --patience --precision --profile "
     "--quiet --resume --schedule --seed --shards --target --task --test --test-split --timeout --trace --val-split "

@@ -136,3 +136,16 @@ def test_no_rows_give_no_batches():
     batches = Batches(np.zeros((0, 3)), [], 4)
     assert len(batches) == 0
     assert list(batches.epoch(0)) == []
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_of_whole_numbers_are_as_long_as_their_longest_row(resident):
+    x = np.tril(np.arange(1, 37, dtype=np.int32).reshape(6, 6))
+    ((first, _), (second, _)) = Batches(x, np.arange(6), 3, shuffle=False).epoch(0)
+    assert first.dtype == torch.int32
+    assert (first.tolist(), second.tolist()) == (x[:3, :3].tolist(), x[3:].tolist())
+    # On a device all batches have one size, so that a step can be captured.
+    on_device = Batches(x, np.arange(6), 3, shuffle=False, device=torch.device("cpu"), resident=resident).epoch(0)
+    assert torch.equal(torch.cat([part for part, _ in on_device]), torch.from_numpy(x))
+    ((empty, _),) = Batches(np.zeros((2, 4), dtype=np.int32), np.arange(2), 2).epoch(0)
+    assert empty.shape == (2, 1)

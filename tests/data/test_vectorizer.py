@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from minidl.data import Batches, DataError, Tfidf, TfidfOptions
 from minidl.data.terms import count_texts
+from minidl.data.vectorizer import InOrder
 
 TEXTS = [
     "crude oil output rose", "oil prices fell again", "the trade deficit rose", "wheat and corn exports fell",
@@ -204,3 +205,15 @@ def test_any_json_is_refused_with_the_one_error(value):
             Tfidf.from_json(attempt)
     with pytest.raises(DataError):
         Tfidf.from_json("[" * 100_000)
+
+
+def test_terms_in_order():
+    fitted = InOrder.fit(["alpha beta", "alpha gamma beta", "gamma delta alpha"], TfidfOptions(min_df=2))
+    assert fitted.terms == ["alpha", "beta", "gamma"]
+    numbers = fitted.transform(["Gamma, alpha delta gamma beta", "", "beta"])
+    assert numbers.dtype == np.int32
+    assert numbers.tolist() == [[4, 2, 1, 4, 3], [1, 0, 0, 0, 0], [3, 0, 0, 0, 0]]
+    assert fitted.transform([]).shape == (0, 1)
+    assert fitted.transform(["beta " * 300]).tolist() == [[3] * 256]
+    assert fitted.to_json() == Tfidf(fitted.options, fitted.terms, fitted.idf).to_json()
+    assert InOrder.from_json(fitted.to_json()) == fitted

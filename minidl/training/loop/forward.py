@@ -26,7 +26,7 @@ from minidl.training.process.compile_ahead import compile_ahead
 from minidl.training.process.display import Display
 
 BATCH = 1024
-_BATCH_PIXELS = 2**20
+_BATCH_PIXELS, _BATCH_TERMS = 2**20, 2**16
 _BATCH_VALUES, _PART_VALUES = 2**24, 2**26  # outputs of a batch and of a part; most splits are one part
 _compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose kernels are compiled
 _FEWER = "at most {} inputs at a time, or --device cpu"
@@ -68,6 +68,8 @@ def _size(features: Any, width: int) -> int:
     size = max(1, min(BATCH, _BATCH_VALUES // width))
     if isinstance(features, Pictures):
         size = min(size, max(1, _BATCH_PIXELS // math.prod(features.shape[1:3])))
+    elif features.dtype == np.int32:
+        size = min(size, max(1, _BATCH_TERMS // features.shape[1]))
     return size
 
 

@@ -65,7 +65,8 @@ class Supervised(Experiment[TrainingT]):
     `draw(model, pictures, targets, predictions, title)` draws further plots of the test split.
     `initialize` changes the initial weights of a model, and `note` describes that.
     `network` names the network if there is a choice. `terms` are the names of the columns of texts.
-    `texts` reads the test split's texts with these indices.
+    `texts` reads the test split's texts with these indices. `linear` are the splits as TF-IDF features, for baselines
+    of a model with other features.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Supervised(Experiment[TrainingT]):
     terms: Sequence[str] | None = None
     texts: Callable[[np.ndarray], list[str]] | None = None
     stages: Stages | None = None
+    linear: tuple[Split, Split, Callable[[], Split]] | None = None
     batch_size: int = field(init=False)
     epochs: int = field(init=False)
     _test_results: tuple[Any, np.ndarray, Predictions] | None = field(default=None, init=False)
@@ -176,8 +178,11 @@ class Supervised(Experiment[TrainingT]):
             return
         running = helpers.ready_processes()
         with Workers(min(2, count)) if running is None else nullcontext(running) as workers:
-            self._baselines = self.targets.baselines(self.train, self.validation, workers)
+            self._baselines = self._fit_baselines(workers)
             yield
+
+    def _fit_baselines(self, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
+        return self.targets.baselines(*(self.linear or (self.train, self.validation))[:2], workers)
 
     def advice(self, trainer: Trainer, report: dict[str, Any]) -> str | None:
         shortfall, epochs = report_files.shortfall(report), math.ceil(FEW_STEPS / trainer.steps)
@@ -193,8 +198,10 @@ class Supervised(Experiment[TrainingT]):
         features, truth, predictions = self.test_results(model)
         scores = self.targets.report(truth, predictions)
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
-            baselines = self._baselines or self.targets.baselines(self.train, self.validation, None)
-            scores["baseline"] = baselines((features, truth))
+            baselines = self._baselines or self._fit_baselines(None)
+            scores["baseline"] = baselines((features, truth) if self.linear is None else self.linear[2]())
+        for each in () if self.linear is None else scores["baseline"].values():
+            each.update({"method": each["method"].replace("same", "TF-IDF")} if "method" in each else {})
         source = dict(self.source)
         leakage = {"leakage": source.pop("leakage")} if "leakage" in source else {}
         return {

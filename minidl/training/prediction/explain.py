@@ -39,9 +39,11 @@ def explain(config: Explain) -> Iterator[tuple[str, list[Explanation]]]:
 
     Raises ConfigError for a run of another kind, DamagedError for missing or invalid files.
     """
-    task = RunFolder(config.run).read_finished().task
-    if not task.has_terms:
-        raise ConfigError(f"{config.run} is {task.run}: explain requires a text run")
+    run = RunFolder(config.run).read_finished()
+    if not run.task.has_terms:
+        raise ConfigError(f"{config.run} is {run.task.run}: explain requires a text run")
+    if run.config["model"] != "mlp":
+        raise ConfigError(f"{config.run} has --model {run.config['model']}: explain requires --model mlp")
     classifier = load(config.run)
     chunks = [config.texts] if config.texts else inputs.lines_as_they_come(inputs.standard_input())
     for chunk in chunks:

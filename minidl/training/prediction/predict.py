@@ -117,7 +117,7 @@ def answer(reading: Reading, config: Predict, write: IO[str]) -> None:
 
     Raises DataError for an invalid input, after writing the answers before it; a file is read completely first.
     """
-    predictor = _with_model(reading.run, reading.predictor)
+    predictor: Any = _with_model(reading.run, reading.predictor)
     if predictor.argument:
         inputs.note_files(config.inputs, predictor.argument)
     total = unknown = 0
@@ -126,7 +126,7 @@ def answer(reading: Reading, config: Predict, write: IO[str]) -> None:
         write.flush()
         if TASKS[reading.run.kind].has_terms:
             total += features.shape[0]
-            unknown += int((features.indptr[1:] == features.indptr[:-1]).sum())
+            unknown += int((predictor.known_terms(features) == 0).sum())
     inputs.note_unknown(unknown, total)
 
 

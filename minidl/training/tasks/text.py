@@ -1,4 +1,4 @@
-"""`minidl train text`: TF-IDF features, and a perceptron whose first layer is sparse."""
+"""`minidl train text`: TF-IDF features and a perceptron with a sparse first layer, or terms in order and attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidl.training.process import helpers, out_of_memory
 from minidl.training.settings import fields, text_defaults
 from minidl.training.settings.command import SPLITS
 from minidl.training.task import Task, only_for_files
-from minidl.training.tasks.text_answers import TextClassifier, examples
+from minidl.training.tasks.text_answers import TextClassifier, examples, make_model
 from minidl.training.tasks.text_settings import TrainText
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TextTask(Task[TrainText]):
         """Return the data set as term counts; texts of the user's own file are counted while they are read."""
         from minidl.data.corpus import count_dataset, load_corpus
 
-        analyzer, options = _tfidf(config).analyzer, self.options(config)
+        analyzer, options = None if config.model == "attention" else _tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
         with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
@@ -94,12 +94,15 @@ class TextTask(Task[TrainText]):
 
     def prepare(self, config: TrainText, dataset: CorpusDataset) -> Supervised[TrainText]:
         """Return the experiment, with the vocabulary of the training split. Raises DataError if that is empty."""
-        from minidl import models
+        from minidl.data.vectorizer import InOrder, Tfidf
         from minidl.training.loop.supervised import Supervised, sizes
         from minidl.training.loop.targets import Classification
 
         kind, document = _vectorizer(config)
-        vectorizer = kind.of_counts(dataset.train.content, _tfidf(config))
+        train, validation, test = dataset.train, dataset.validation, dataset.test
+        attention = config.model == "attention"
+        vectorizer = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
+        tfidf = Tfidf(vectorizer.options, vectorizer.terms, vectorizer.idf) if isinstance(vectorizer, InOrder) else None
         count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
         return Supervised(
@@ -108,15 +111,17 @@ class TextTask(Task[TrainText]):
             source={**dataset.source, "sizes": sizes(dataset), "features": count, "classes": classes},
             features=f"{count:,} {'hashed ' if config.features == 'hash' else ''}features",
             targets=targets,
-            train=examples(vectorizer, dataset.train),
-            validation=examples(vectorizer, dataset.validation),
-            test=lambda: examples(vectorizer, dataset.test),
-            make_model=lambda config, device: models.TextMLP(
-                count, classes, config.hidden, config.dropout, device=device
-            ),
+            train=examples(vectorizer, train),
+            validation=examples(vectorizer, validation),
+            test=lambda: examples(vectorizer, test),
+            make_model=lambda config, device: make_model(config, count, classes, device),
+            network=config.model if attention else None,
             documents={**targets.documents, document: vectorizer.to_json()},
-            terms=getattr(vectorizer, "terms", None),
+            terms=None if attention else getattr(vectorizer, "terms", None),
             texts=functools.partial(_test_texts, config, dataset),
+            linear=None
+            if tfidf is None
+            else (examples(tfidf, train), examples(tfidf, validation), lambda: examples(tfidf, test)),
         )
 
     def predictor(self, config: TrainText, run: RunFiles) -> TextClassifier:
@@ -158,6 +163,6 @@ def _vectorizer(config: TrainText) -> tuple[type[Tfidf | HashedTfidf], str]:
         from minidl.data.hashing import HashedTfidf
 
         return HashedTfidf, "hashing.json"
-    from minidl.data.vectorizer import Tfidf
+    from minidl.data.vectorizer import InOrder, Tfidf
 
-    return Tfidf, "vocabulary.json"
+    return InOrder if config.model == "attention" else Tfidf, "vocabulary.json"

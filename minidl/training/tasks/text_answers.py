@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from minidl import data
 from minidl.data import DataError, TextDataset
 from minidl.data.parsing import listed
+from minidl.data.workers import Workers
 from minidl.errors import ConfigError
 from minidl.training.prediction import inputs
 from minidl.training.settings.command import Evaluate, Predict
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
-    from scipy.sparse import csr_matrix
 
     from minidl import nn
     from minidl.data import Texts
@@ -48,7 +49,11 @@ class TextClassifier(Predictor[TrainText]):
     def model(self) -> nn.Module:
         from minidl import models
         from minidl.training.loop.supervised import saved_perceptron
+        from minidl.training.run_folder import weights
 
+        if self.config.model == "attention":
+            model = make_model(self.config, len(self.vectorizer), self.targets.outputs, "meta")
+            return weights.materialize(model, self.run.weights(), self.run.model)
         return saved_perceptron(self.run, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
@@ -68,26 +73,25 @@ class TextClassifier(Predictor[TrainText]):
             return
         yield from counted.parts(inputs.FILE_CHUNK)
 
-    def features(self, texts: list[str] | Counted) -> csr_matrix:
-        if isinstance(texts, list):
-            return self.vectorizer.transform(texts, self.workers)
-        return self.vectorizer.weighted(texts)
+    def features(self, texts: list[str] | Counted) -> Any:
+        return _features(self.vectorizer, texts, self.workers)
 
-    def answers(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> list[dict[str, Any]]:
+    def answers(self, texts: list[str] | Counted, features: Any, top: int) -> list[dict[str, Any]]:
         """Return an answer per text: label, probability, the `top` best labels and the number of known terms."""
-        parts, known_terms = self._outputs(features)
-        answers = self.targets.answers(parts, top)
-        return [{**answer, "known_terms": count} for answer, count in zip(answers, known_terms.tolist(), strict=True)]
+        answers, counts = self.targets.answers(self.outputs(features), top), self.known_terms(features).tolist()
+        return [{**answer, "known_terms": count} for answer, count in zip(answers, counts, strict=True)]
 
-    def lines(self, texts: list[str] | Counted, features: csr_matrix, top: int) -> Iterable[str]:
-        parts, known_terms = self._outputs(features)
-        return self.targets.lines(parts, top, known_terms, self.workers)
+    def lines(self, texts: list[str] | Counted, features: Any, top: int) -> Iterable[str]:
+        return self.targets.lines(self.outputs(features), top, self.known_terms(features), self.workers)
 
-    def _outputs(self, features: csr_matrix) -> tuple[Iterator[np.ndarray], np.ndarray]:
-        """Return the model's outputs, and the number of known terms of each text, int64 [N]."""
+    def known_terms(self, features: Any) -> np.ndarray:
+        """Return the number of different known terms of each text, int64 [N]."""
         import numpy as np
 
-        return self.outputs(features), np.diff(features.indptr).astype(np.int64)
+        if isinstance(features, np.ndarray):
+            ordered = np.sort(features, axis=1)
+            return ((ordered > 1) & (np.diff(ordered, axis=1, prepend=0) > 0)).sum(axis=1)
+        return np.diff(features.indptr).astype(np.int64)
 
     def check_columns(self, config: Evaluate) -> None:
         name = self.config.data if config.data is None else config.data
@@ -121,9 +125,24 @@ class TextClassifier(Predictor[TrainText]):
 
 
 def examples(vectorizer: Tfidf | HashedTfidf, part: Texts | Corpus) -> tuple[Any, np.ndarray]:
-    """Return (scipy CSR, class indices int64 [N])."""
+    """Return (scipy CSR, or int32 [N, L] of terms in order; class indices int64 [N])."""
     import numpy as np
 
     if isinstance(part, data.Texts):
-        return vectorizer.transform(part.texts), np.asarray(part.labels, dtype=np.int64)
-    return vectorizer.weighted(part.content), part.classes
+        return _features(vectorizer, part.texts), np.asarray(part.labels, dtype=np.int64)
+    return _features(vectorizer, part.content), part.classes
+
+
+def _features(vectorizer: Tfidf | HashedTfidf, texts: list[str] | Counted, workers: Workers | None = None) -> Any:
+    return vectorizer.transform(texts, workers) if isinstance(texts, list) else vectorizer.weighted(texts)
+
+
+def make_model(config: TrainText, terms: int, classes: int, device: str | None) -> nn.Module:
+    """Return the network of the settings."""
+    from minidl import models
+    from minidl.data.vectorizer import InOrder
+
+    if config.model == "mlp":
+        return models.TextMLP(terms, classes, config.hidden, config.dropout, device=device)
+    width, heads = config.hidden[0], math.gcd(2, config.hidden[0])
+    return models.TextAttention(terms + 2, classes, width, heads, InOrder.LENGTH, dropout=config.dropout, device=device)

@@ -11,13 +11,15 @@ from minidl.data.patterns import linear
 from minidl.errors import ConfigError
 from minidl.training.settings import fields
 from minidl.training.settings.command import Perceptron
-from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected
+from minidl.training.settings.declaration import FLOAT32, IN_FLOAT32, UTF8, Expected, flag, shown
 
 # Weights, gradient and AdamW's state take 2 KiB per column with 128 hidden units: here 128 MiB. Trained on one half of
 # the docstrings' training split and tested on the other, 2^13 to 2^18 columns have accuracy 0.739, 0.744, 0.749, 0.753,
 # 0.755, 0.755.
 _COLUMNS = 2**16
 _MOST_COLUMNS = 2**24  # `hashing.MOST_COLUMNS`, whose module the help does not import
+
+_OF_ATTENTION = {"batch_size": 32, "lr": 0.002, "dropout": 0.2, "warmup": 0.5}
 
 
 def _by_features(hashed: int, default: int, text: str) -> Any:
@@ -34,7 +36,7 @@ def _by_texts(text: str, values: str, **limits: Any) -> Any:
 
 
 class TrainText(Perceptron):
-    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer.
+    """Train a text classifier: TF-IDF features and a multilayer perceptron with a sparse first layer, or attention.
 
     The report compares the test scores with a majority-class baseline and a linear classifier. The test split is used
     once, at the end. Ctrl-C saves the run and prints the command that continues it.
@@ -47,7 +49,7 @@ class TrainText(Perceptron):
         "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
-    earlier = {"nfc": False}  # noqa: RUF012
+    earlier = {"nfc": False, "model": "mlp"}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
@@ -90,6 +92,15 @@ class TrainText(Perceptron):
     lazy: Annotated[
         bool, Field(description="Update only the rows of the first layer whose terms occur in the batch.")
     ] = False
+    model: Annotated[
+        Literal["mlp", "attention"],
+        Field(
+            description="mlp (a perceptron of TF-IDF features) or attention (two layers of a transformer's encoder, "
+            "of width --hidden, which read the terms in order; by default with "
+            + ", ".join(f"{flag(name)} {value}" for name, value in _OF_ATTENTION.items())
+            + ")."
+        ),
+    ] = "mlp"
     hidden: fields.Hidden = (128,)
     epochs: Annotated[int | None, _by_texts("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
         None
@@ -110,6 +121,24 @@ class TrainText(Perceptron):
         if self.features == "hash" and self.max_features > _MOST_COLUMNS:
             raise ConfigError(
                 f"--max-features is {self.max_features}, expected at most {_MOST_COLUMNS} columns with --features hash"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_of_attention(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**_OF_ATTENTION, **values} if values.get("model") == "attention" else values
+
+    @model_validator(mode="after")
+    def _check_attention(self) -> Self:
+        of_mlp = {
+            "features": self.features == "hash", "ngrams": self.ngrams != 1, "hidden": len(self.hidden) > 1,
+            "lazy": self.lazy,
+        }  # fmt: skip
+        for name in [name for name, is_set in of_mlp.items() if is_set and self.model == "attention"]:
+            raise ConfigError(
+                f"{flag(name)} is {shown(getattr(self, name))}, which is for --model mlp: attention reads the single "
+                "terms of a vocabulary, in layers of one width, and updates all of its rows"
             )
         return self
 
