@@ -66,7 +66,7 @@ class Nest:
         self.sizes = [shape[d] for d in order]
         self.inner = self.variables[-1] if order else ""
         self.levels: list[list[str]] = [[] for _ in range(len(order) + 1)]
-        self.known: dict[tuple[int, Indices], tuple[str, int]] = {}
+        self.computed: dict[tuple[int, Indices], tuple[str, int]] = {}
         self.alive: list[Value] = []
         self.bounds: list[str] = []
         self.masked = True
@@ -87,7 +87,7 @@ class Nest:
             slow = []
             self.masked = True
             self.levels[last] = slow
-            self.known = {key: value for key, value in self.known.items() if value[1] < last}
+            self.computed = {key: value for key, value in self.computed.items() if value[1] < last}
             body(self, self.indices)
         self.code.lines = outer
         self._write(fast, slow)
@@ -147,10 +147,10 @@ class Nest:
         if value.kind == "view":
             return self._value(value.args[0], value.data(indices))
         key = id(value), indices
-        if key not in self.known:
+        if key not in self.computed:
             self.alive.append(value)
-            self.known[key] = self._compute(value, indices)
-        return self.known[key]
+            self.computed[key] = self._compute(value, indices)
+        return self.computed[key]
 
     def _compute(self, value: Value, indices: Indices) -> tuple[str, int]:
         if value.kind == "range":
@@ -205,13 +205,13 @@ class Nest:
         origin = tuple(index.without(self.inner) for index in indices)
         text, level = self._value(pointer, origin)
         key = id(pointer), (*origin, Index((("pointer", 1),)))
-        if key not in self.known:
+        if key not in self.computed:
             self.alive.append(pointer)
             variable = self.code.fresh("p")
             self.levels[level].append(f"{memory}{variable} = ({memory})({text});")
-            self.known[key] = variable, level
+            self.computed[key] = variable, level
         offset = self.inner if factor == 1 else "0" if factor == 0 else f"{self.inner} * {factor}"
-        return f"{self.known[key][0]}[{offset}]"
+        return f"{self.computed[key][0]}[{offset}]"
 
     def condition(self, mask: Value | None, indices: Indices) -> str:
         """Return C for a mask, "" if it is true wherever the loop in `run` goes."""

@@ -94,8 +94,8 @@ class Function:
         while (match := re.search(r"#loc\d*", text)) and match[0] not in seen:
             seen.add(match[0])
             text = self.locations.get(match[0], "")
-            if place := re.match(r'loc\("([^"]*)":(\d+)', text):
-                return f"{place[1]}:{place[2]}"
+            if line := re.match(r'loc\("([^"]*)":(\d+)', text):
+                return f"{line[1]}:{line[2]}"
         return ""
 
 

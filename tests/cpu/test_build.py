@@ -49,7 +49,7 @@ def test_a_file_in_place_of_the_folder(folder):
 
 
 def test_what_the_compiler_says_is_in_the_error(folder):
-    with pytest.raises(build.CompilerError, match="failed with 1: .*error: unknown type name"):
+    with pytest.raises(build.CompilerError, match=r"failed with 1: .*error: unknown type name"):
         build.library("wrong", "no C")
     assert not folder.exists()
 
