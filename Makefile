@@ -1,6 +1,6 @@
 # Everything happens in .venv; a fresh machine needs Python 3.11 or newer, pip and make.
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest slow sanitize mutation mutation-sample lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
+.PHONY: help demo test pytest slow compiled sanitize mutation mutation-sample lint types compile-check compile-versions docs notebooks kernels-package results dist release-check venv clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -38,6 +38,10 @@ pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" pi
 
 slow: $(VENV)/.installed-dev ## the tests that take more than ten seconds each
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs -m slow $(PYTEST_ARGS)
+
+compiled: $(VENV)/.installed-dev ## every operation once more in float32, compiled for the CPU; skipped without a C compiler
+	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device compiled -rs tests/cpu tests/test_operations.py \
+		-k "cpu or (test_fixed_examples and float32)" $(PYTEST_ARGS)
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \

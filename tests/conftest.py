@@ -84,6 +84,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = drawn[0]
         config.hook.pytest_deselected(items=[*drawn[1], *drawn[2]])
 
+    if launch.COMPILED_CPU:
+        from minidl.cpu import build
+
+        for item in items if build.compiler() is None else []:
+            item.add_marker(pytest.mark.skip(reason="no C compiler"))
     if launch.ON_CPU:
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -32,9 +32,10 @@ _VARIABLES = """## Environment variables
 | `MINIDL_RUN` | Set by `--devices` for its processes; leave it unset. |
 | `XDG_CACHE_HOME` | Data sets and decoded pictures are cached in its folder `minidl`. Default: `~/.cache`. |
 | `CUDA_VISIBLE_DEVICES` | GPUs to use. Empty: no GPU, kernels are interpreted. |
+| `MINIDL_CPU` | compiled: without a GPU, compile kernels for the CPU with a C compiler. Default: interpreted. |
 | `TRITON_INTERPRET` | 1: interpret kernels; 0: compile them. Default: compile if there is a GPU. |
 | `TRITON_CACHE_DIR` | Folder for compiled kernels. Default: `~/.triton/cache`. |
-| `CC` | C compiler that Triton calls. Default: gcc or clang. |
+| `CC` | C compiler that Triton and MINIDL_CPU=compiled call. Default: gcc or clang. |
 | `OMP_NUM_THREADS` | Threads of NumPy and PyTorch; affects interpreted products. Default: processors, at most 4. |
 | `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` | Set by torchrun. |"""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minidl.cpu import folds, operations, products
-from minidl.cpu.loops import Nest
 from minidl.cpu.ttir import Operation, Type
 from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, c_type, constant, contiguous, linear, name
 
@@ -33,33 +32,27 @@ def _range(translator: Translator, operation: Operation) -> list[Value]:
 
 
 def _splat(translator: Translator, operation: Operation) -> list[Value]:
-    value = translator.get(operation.operands[0])
-    return [value.viewed(operation.result_types[0].shape, lambda at: (ZERO,) * len(value.shape))]
-
-
-def _unsplat(translator: Translator, operation: Operation) -> list[Value]:
-    value = translator.get(operation.operands[0])
-    return [folds.number(translator, value.viewed((), lambda at: (ZERO,) * len(value.shape)))]
+    value, kind = translator.values[operation.operands[0]], operation.result_types[-1]
+    result = value.viewed(kind.shape, lambda at: (ZERO,) * len(value.shape))
+    return [result if kind.is_tensor else translator.variable(result)]
 
 
 def _expand(translator: Translator, operation: Operation) -> list[Value]:
-    value, axis = translator.get(operation.operands[0]), operation.integer("axis")
+    value, axis = translator.values[operation.operands[0]], operation.integer("axis")
     return [value.viewed(operation.result_types[-1].shape, lambda at: at[:axis] + at[axis + 1 :])]
 
 
 def _broadcast(translator: Translator, operation: Operation) -> list[Value]:
-    value = translator.get(operation.operands[0])
-    sizes = value.shape
-    return [
-        value.viewed(
-            operation.result_types[-1].shape,
-            lambda at: tuple(ZERO if size == 1 else index for index, size in zip(at, sizes, strict=True)),
-        )
-    ]
+    value = translator.values[operation.operands[0]]
+
+    def at_ones(at: Indices) -> Indices:
+        return tuple(ZERO if size == 1 else index for index, size in zip(at, value.shape, strict=True))
+
+    return [value.viewed(operation.result_types[-1].shape, at_ones)]
 
 
 def _transpose(translator: Translator, operation: Operation) -> list[Value]:
-    value = translator.get(operation.operands[0])
+    value = translator.values[operation.operands[0]]
     match = re.search(r"order = array<i32: ([\d, ]+)>", operation.text)
     order = [int(part) for part in match[1].split(",")] if match else list(reversed(range(len(value.shape))))
     inverse = [order.index(d) for d in range(len(order))]
@@ -67,7 +60,7 @@ def _transpose(translator: Translator, operation: Operation) -> list[Value]:
 
 
 def _reshape(translator: Translator, operation: Operation) -> list[Value]:
-    value, shape = translator.get(operation.operands[0]), operation.result_types[-1].shape
+    value, shape = translator.values[operation.operands[0]], operation.result_types[-1].shape
     if sum(size > 1 for size in value.shape) <= 1:
         strides = contiguous(shape)
         return [
@@ -77,9 +70,8 @@ def _reshape(translator: Translator, operation: Operation) -> list[Value]:
         return [value.viewed(shape, lambda at: _spread(at, shape, value.shape))]
     block = translator.force(value)
     if block.data[1] != contiguous(block.shape):
-        copy = translator.memory(value.element, value.shape)
-        translator.copy(block, copy)
-        block = copy
+        source, block = block, translator.memory(value.element, value.shape)
+        translator.copy(source, block)
     return [buffer(block.data[0], value.element, shape, contiguous(shape))]
 
 
@@ -90,48 +82,40 @@ def _spread(at: Indices, shape: tuple[int, ...], target: tuple[int, ...]) -> Ind
 
 
 def _split(translator: Translator, operation: Operation) -> list[Value]:
-    value, shape = translator.get(operation.operands[0]), operation.result_types[-1].shape
+    value, shape = translator.values[operation.operands[0]], operation.result_types[-1].shape
     return [value.viewed(shape, lambda at, i=i: (*at, Index(constant=i))) for i in range(2)]  # type: ignore[misc]
 
 
 def _join(translator: Translator, operation: Operation) -> list[Value]:
-    first, second = (translator.get(each) for each in operation.operands)
+    first, second = (translator.values[each] for each in operation.operands)
     return [Value("join", first.element, operation.result_types[-1].shape, (first, second))]
 
 
 def _load(translator: Translator, operation: Operation) -> list[Value]:
-    pointer, *rest = (translator.get(each) for each in operation.operands)
+    pointer, *rest = (translator.values[each] for each in operation.operands)
     mask, other = (*rest, None, None)[:2]
     element = pointer.element[4:-1]
-    if not operation_is_block(operation):
+    if not operation.types.strip().startswith("tensor<"):
         variable = translator.code.fresh("s")
         translator.code.write(f"{c_type(element)} {variable};")
         translator.nest((), lambda nest, at: nest.write(f"{variable} = {nest.load(pointer, mask, other, at)};"))
         return [name(variable, element)]
     target = translator.memory(element, pointer.shape)
-
-    def body(nest: Nest, at: Indices) -> None:
-        memory, strides = target.data
-        nest.write(f"{memory}[{linear(at, strides)}] = {nest.load(pointer, mask, other, at)};")
-
-    translator.nest(pointer.shape, body, [pointer])
+    translator.nest(
+        pointer.shape, lambda nest, at: nest.assign(target, at, nest.load(pointer, mask, other, at)), [pointer]
+    )
     return [translator.owned(target)]
 
 
-def operation_is_block(operation: Operation) -> bool:
-    """Return whether the first type of an operation is a block."""
-    return operation.types.strip().startswith("tensor<")
-
-
 def _store(translator: Translator, operation: Operation) -> list[Value]:
-    pointer, value, *rest = (translator.get(each) for each in operation.operands)
+    pointer, value, *rest = (translator.values[each] for each in operation.operands)
     mask = rest[0] if rest else None
     translator.nest(pointer.shape, lambda nest, at: nest.store(pointer, nest.value(value, at), mask, at), [pointer])
     return []
 
 
 def _dot(translator: Translator, operation: Operation) -> list[Value]:
-    left, right, total = (translator.get(each) for each in operation.operands[:3])
+    left, right, total = (translator.values[each] for each in operation.operands[:3])
     element = total.element
     if element not in ("f32", "f64"):
         raise NotImplementedError(f"tt.dot with sums in {element}")
@@ -140,7 +124,7 @@ def _dot(translator: Translator, operation: Operation) -> list[Value]:
     a, b = (_as(translator, each, element) for each in (left, right))
     if b.data[1][-1] != 1:
         packed = translator.memory(element, b.shape)
-        translator.nest(b.shape, lambda nest, at: _put(nest, packed, at, b), [])
+        translator.copy(b, packed)
         b = packed
     result = total
     if not translator.is_last_use(operation.operands[2], total):
@@ -153,11 +137,6 @@ def _dot(translator: Translator, operation: Operation) -> list[Value]:
     matrices = [f"{each.data[0]} + z * {each.data[1][0]}" if batch else each.data[0] for each in (a, b, result)]
     translator.code.write(f"{loop}{function}({depth}, {matrices[0]}, {am}, {ak}, {matrices[1]}, {bk}, {matrices[2]});")
     return [translator.owned(result)]
-
-
-def _put(nest: Nest, target: Value, at: Indices, value: Value) -> None:
-    memory, strides = target.data
-    nest.write(f"{memory}[{linear(at, strides)}] = {nest.value(value, at)};")
 
 
 def _as(translator: Translator, value: Value, element: str) -> Value:
@@ -193,22 +172,9 @@ def _wait(translator: Translator, operation: Operation) -> list[Value]:
 
 
 HANDLERS: dict[str, Callable[[Translator, Operation], list[Value]]] = {
-    "arith.constant": _constant,
-    "tt.get_program_id": _program,
-    "tt.get_num_programs": _program,
-    "tt.make_range": _range,
-    "tt.splat": _splat,
-    "tt.unsplat": _unsplat,
-    "tt.expand_dims": _expand,
-    "tt.broadcast": _broadcast,
-    "tt.trans": _transpose,
-    "tt.reshape": _reshape,
-    "tt.split": _split,
-    "tt.join": _join,
-    "tt.load": _load,
-    "tt.store": _store,
-    "tt.dot": _dot,
-    "tt.reduce": folds.reduce,
-    "tt.scan": folds.scan,
+    "arith.constant": _constant, "tt.get_program_id": _program, "tt.get_num_programs": _program,
+    "tt.make_range": _range, "tt.splat": _splat, "tt.unsplat": _splat, "tt.expand_dims": _expand,
+    "tt.broadcast": _broadcast, "tt.trans": _transpose, "tt.reshape": _reshape, "tt.split": _split, "tt.join": _join,
+    "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.reduce": folds.reduce, "tt.scan": folds.scan,
     "tt.elementwise_inline_asm": _wait,
-}
+}  # fmt: skip

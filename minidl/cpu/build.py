@@ -41,6 +41,11 @@ class Compiler(NamedTuple):
     version: str
     options: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """The first line of the version."""
+        return self.version.partition("\n")[0]
+
 
 @functools.cache
 def compiler() -> Compiler | None:
@@ -112,7 +117,7 @@ def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile C, keep the library if the folder can be written, and load it. Raises CompilerError."""
     chosen = compiler()
     if chosen is None:
-        raise CompilerError("no C compiler: install gcc or clang, or pip install ziglang")
+        raise CompilerError("no C compiler: install gcc or clang, or pip install ziglang; or unset MINIDL_CPU")
     with tempfile.TemporaryDirectory() as temporary:
         built = _compile(chosen, source, Path(temporary) / "kernel.so", flags)
         try:

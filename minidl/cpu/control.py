@@ -7,7 +7,7 @@ integers or pointers to which every turn of a loop adds the same stays an expres
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from minidl.cpu import operations
@@ -61,13 +61,13 @@ def _for(translator: Translator, operation: Operation) -> list[Value]:
     if head is None:
         raise NotImplementedError("this form of scf.for")
     variable, *limits = head.groups()
-    low, high, step = (translator.get(each) for each in limits)
+    low, high, step = (translator.values[each] for each in limits)
     pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", operation.text[head.end() :])
     counter, turn = code.fresh("k"), code.fresh("t")
     growth = {each: _growth(translator, region, each, i) for i, (each, _) in enumerate(pairs)}
     carried: dict[str, Variable] = {}
     for each, start in pairs:
-        first = translator.get(start)
+        first = translator.values[start]
         if growth[each] is None:
             carried[each] = Variable(translator, first.element, first.shape, bool(first.shape))
             carried[each].set(first)
@@ -82,7 +82,7 @@ def _for(translator: Translator, operation: Operation) -> list[Value]:
             if growth[each] is None:
                 translator.values[each] = translator.owned(carried[each].value)
             else:
-                translator.values[each] = _grown(translator.get(start), growth[each], turn)
+                translator.values[each] = _grown(translator.values[start], growth[each], turn)
         results = translator.block(region.operations)
         update(translator, list(carried.values()), [
             value for value, (each, _) in zip(results, pairs, strict=True) if each in carried
@@ -91,7 +91,7 @@ def _for(translator: Translator, operation: Operation) -> list[Value]:
     translator.scoped(body)
     code.write("}")
     return [
-        carried[each].value if each in carried else _grown(translator.get(start), growth[each], turn)
+        carried[each].value if each in carried else _grown(translator.values[start], growth[each], turn)
         for each, start in pairs
     ]
 
@@ -120,7 +120,7 @@ def _if(translator: Translator, operation: Operation) -> list[Value]:
     code = translator.code
     types = operation.result_types if operation.results else []
     variables = [Variable(translator, each.element, each.shape, each.is_tensor) for each in types]
-    code.write(f"if ({translator.number(translator.get(operation.operands[0]))}) {{")
+    code.write(f"if ({translator.number(translator.values[operation.operands[0]])}) {{")
 
     def branch(region: Region) -> None:
         for variable, value in zip(variables, translator.block(region.operations), strict=True):
@@ -137,7 +137,7 @@ def _if(translator: Translator, operation: Operation) -> list[Value]:
 def _while(translator: Translator, operation: Operation) -> list[Value]:
     code, (before, after) = translator.code, operation.regions
     pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", operation.text)
-    starts = [translator.get(start) for _, start in pairs]
+    starts = [translator.values[start] for _, start in pairs]
     carried = [Variable(translator, each.element, each.shape, bool(each.shape)) for each in starts]
     for variable, start in zip(carried, starts, strict=True):
         variable.set(start)
@@ -148,7 +148,7 @@ def _while(translator: Translator, operation: Operation) -> list[Value]:
         for (each, _), variable in zip(pairs, carried, strict=True):
             translator.values[each] = variable.value
         translator.block(before.operations[:-1])
-        condition, *passed = (translator.get(each) for each in before.operations[-1].operands)
+        condition, *passed = (translator.values[each] for each in before.operations[-1].operands)
         code.write(f"if (!({translator.number(condition)})) {{")
         for variable, value in zip(results, passed, strict=True):
             variable.set(value)
@@ -162,8 +162,4 @@ def _while(translator: Translator, operation: Operation) -> list[Value]:
     return [variable.value for variable in results]
 
 
-HANDLERS: dict[str, Callable[[Translator, Operation], list[Value]]] = {
-    "scf.for": _for,
-    "scf.if": _if,
-    "scf.while": _while,
-}
+HANDLERS = {"scf.for": _for, "scf.if": _if, "scf.while": _while}

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING
 
 from minidl.cpu.loops import Nest
 from minidl.cpu.ttir import Operation
-from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, c_type, linear, name, size_of
+from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, name, size_of
 
 if TYPE_CHECKING:
     from minidl.cpu.translate import Translator
-
-
-def number(translator: Translator, value: Value) -> Value:
-    """Return a value of no dimensions in a variable."""
-    variable = translator.code.fresh("s")
-    translator.code.write(f"{c_type(value.element)} {variable};")
-    translator.nest((), lambda nest, at: nest.write(f"{variable} = {nest.value(value, ())};"))
-    return name(variable, value.element)
 
 
 def _combine(translator: Translator, operation: Operation, left: list[str], right: list[str]) -> list[str]:
@@ -34,14 +26,13 @@ def _combine(translator: Translator, operation: Operation, left: list[str], righ
 
 
 def reduce(translator: Translator, operation: Operation) -> list[Value]:
-    args = [translator.get(each) for each in operation.operands[: len(operation.results)]]
+    """Translate tt.reduce."""
+    args = [translator.values[each] for each in operation.operands[: len(operation.results)]]
     axis, shape = operation.integer("axis"), args[0].shape
-    n = shape[axis]
-    result = shape[:axis] + shape[axis + 1 :]
+    n, result = shape[axis], shape[:axis] + shape[axis + 1 :]
     if n == 1:
-        return [
-            _result(translator, each.viewed(result, lambda at: (*at[:axis], ZERO, *at[axis:])), result) for each in args
-        ]
+        values = [each.viewed(result, lambda at: (*at[:axis], ZERO, *at[axis:])) for each in args]
+        return values if result else list(map(translator.variable, values))
     half = (*shape[:axis], n // 2, *shape[axis + 1 :])
     memory = [translator.memory(each.element, half) for each in args]
     shift = Index(constant=n // 2)
@@ -50,70 +41,53 @@ def reduce(translator: Translator, operation: Operation) -> list[Value]:
         other = (*at[:axis], at[axis].plus(shift), *at[axis + 1 :])
         left = [nest.value(each, at) for each in args]
         right = [nest.value(each, other) for each in args]
-        _write(translator, nest, operation, memory, at, left, right)
+        outer, translator.code.lines = translator.code.lines, nest.levels[-1]
+        for each, text in zip(memory, _combine(translator, operation, left, right), strict=True):
+            nest.assign(each, at, text)
+        translator.code.lines = outer
 
     translator.nest(half, fold)
-    _fold(translator, operation, memory, half, axis)
+    inner = size_of(shape[axis + 1 :])
+    if n > 2:
+        o, h, i = (translator.code.fresh(each) for each in "ohi")
+        translator.code.write(f"for (int {o} = 0; {o} < {size_of(shape[:axis])}; {o}++)")
+        translator.code.write(f"for (int {h} = {n // 4 * inner}; {h} >= {inner}; {h} >>= 1) {{")
+        at = f"{o} * {n // 2 * inner} + {i}"
+        _run(translator, operation, memory, f"{i} = 0; {i} < {h}; {i}++", (at, f"{at} + {h}", at))
     strides = memory[0].data[1]
     rest = strides[:axis] + strides[axis + 1 :]
-    return [_result(translator, buffer(each.data[0], each.element, result, rest), result) for each in memory]
-
-
-def _result(translator: Translator, value: Value, shape: tuple[int, ...]) -> Value:
-    return value if shape else number(translator, value)
-
-
-def _write(
-    translator: Translator, nest: Nest, operation: Operation, memory: list[Value], at: Indices,
-    left: list[str], right: list[str],
-) -> None:  # fmt: skip
-    outer, translator.code.lines = translator.code.lines, nest.levels[-1]
-    results = _combine(translator, operation, left, right)
-    for each, text in zip(memory, results, strict=True):
-        name_, strides = each.data
-        translator.code.write(f"{name_}[{linear(at, strides)}] = {text};")
-    translator.code.lines = outer
-
-
-def _fold(translator: Translator, operation: Operation, memory: list[Value], shape: tuple[int, ...], axis: int) -> None:
-    """Fold the buffers along an axis until one element is left."""
-    code, n, inner = translator.code, shape[axis], size_of(shape[axis + 1 :])
-    if n == 1:
-        return
-    o, h, i = (code.fresh(each) for each in "ohi")
-    code.write(f"for (int {o} = 0; {o} < {size_of(shape[:axis])}; {o}++)")
-    code.write(f"for (int {h} = {n // 2 * inner}; {h} >= {inner}; {h} >>= 1) {{")
-    code.write("#pragma GCC ivdep")
-    code.write(f"for (int {i} = 0; {i} < {h}; {i}++) {{")
-    at = f"{o} * {n * inner} + {i}"
-    left = [code.assign(f"{each.data[0]}[{at}]", each.element) for each in memory]
-    right = [code.assign(f"{each.data[0]}[{at} + {h}]", each.element) for each in memory]
-    for each, text in zip(memory, _combine(translator, operation, left, right), strict=True):
-        code.write(f"{each.data[0]}[{at}] = {text};")
-    code.write("}")
-    code.write("}")
+    values = [buffer(each.data[0], each.element, result, rest) for each in memory]
+    return values if result else list(map(translator.variable, values))
 
 
 def scan(translator: Translator, operation: Operation) -> list[Value]:
-    args = [translator.get(each) for each in operation.operands[: len(operation.results)]]
-    axis, shape, code = operation.integer("axis"), args[0].shape, translator.code
+    """Translate tt.scan."""
+    args = [translator.values[each] for each in operation.operands[: len(operation.results)]]
+    axis, shape = operation.integer("axis"), args[0].shape
     memory = [translator.memory(each.element, shape) for each in args]
     for value, target in zip(args, memory, strict=True):
         translator.copy(value, target)
     n, inner = shape[axis], size_of(shape[axis + 1 :])
-    o, k, i = (code.fresh(each) for each in "oki")
-    code.write(f"for (int {o} = 0; {o} < {size_of(shape[:axis])}; {o}++)")
+    o, k, i = (translator.code.fresh(each) for each in "oki")
     is_reversed = "reverse = true" in operation.text
     steps = f"{k} = {n - 2}; {k} >= 0; {k}--" if is_reversed else f"{k} = 1; {k} < {n}; {k}++"
-    code.write(f"for (int {steps}) {{")
-    code.write("#pragma GCC ivdep")
-    code.write(f"for (int {i} = 0; {i} < {inner}; {i}++) {{")
+    translator.code.write(f"for (int {o} = 0; {o} < {size_of(shape[:axis])}; {o}++)")
+    translator.code.write(f"for (int {steps}) {{")
     at = f"({o} * {n} + {k}) * {inner} + {i}"
-    before = f"{at} + {inner}" if is_reversed else f"{at} - {inner}"
-    left = [code.assign(f"{each.data[0]}[{before}]", each.element) for each in memory]
-    right = [code.assign(f"{each.data[0]}[{at}]", each.element) for each in memory]
-    for each, text in zip(memory, _combine(translator, operation, left, right), strict=True):
-        code.write(f"{each.data[0]}[{at}] = {text};")
-    code.write("}")
-    code.write("}")
+    before = f"{at} {'+' if is_reversed else '-'} {inner}"
+    _run(translator, operation, memory, f"{i} = 0; {i} < {inner}; {i}++", (before, at, at))
     return memory
+
+
+def _run(
+    translator: Translator, operation: Operation, memory: list[Value], loop: str, at: tuple[str, str, str]
+) -> None:
+    """Write a loop, the inner one of two, that combines the elements at two indices into a third."""
+    code = translator.code
+    code.write("#pragma GCC ivdep")
+    code.write(f"for (int {loop}) {{")
+    left, right = ([code.assign(f"{each.data[0]}[{one}]", each.element) for each in memory] for one in at[:2])
+    for each, text in zip(memory, _combine(translator, operation, left, right), strict=True):
+        code.write(f"{each.data[0]}[{at[2]}] = {text};")
+    code.write("}")
+    code.write("}")

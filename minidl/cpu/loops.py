@@ -131,6 +131,10 @@ class Nest:
         """Add a statement to the innermost loop."""
         self.levels[-1].append(line)
 
+    def assign(self, target: Value, indices: Indices, text: str) -> None:
+        """Write an element of a buffer."""
+        self.write(f"{target.data[0]}[{linear(indices, target.data[1])}] = {text};")
+
     # Expressions
 
     def value(self, value: Value, indices: Indices) -> str:

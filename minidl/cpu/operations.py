@@ -73,6 +73,8 @@ def _arithmetic(name: str, text: str, source: str, target: str) -> Format | None
         return lambda a, b: f"{name[:3]}_{wide}({a}, {b})"
     if name == "shrsi":
         return lambda a, b: f"{a} >> {b}"
+    if name in ("divui", "remui"):
+        return lambda a, b: f"{b} == 0 ? 0 : {_binary(_SYMBOLS[name], target)(a, b)}"
     if name in _SYMBOLS:
         return _binary(_SYMBOLS[name], target)
     if name in ("extf", "truncf", "sitofp", "uitofp", "extsi", "extui", "trunci", "fptosi", "fptoui"):

@@ -24,6 +24,7 @@ from minidl.cpu.translate import translate
 
 # Kernels are specialised as for this GPU; the TTIR of older ones has no descriptors.
 TARGET = GPUTarget("cuda", 80, 32)
+_BACKEND = type(make_backend(TARGET))
 
 
 class Compiled(NamedTuple):
@@ -59,13 +60,8 @@ def _key(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any,
         else:
             aligned = not parameter.do_not_specialize_on_alignment
             specialized = not parameter.do_not_specialize
-            parts.append(native_specialize_impl(_kind(), value, parameter.is_const, specialized, aligned))
+            parts.append(native_specialize_impl(_BACKEND, value, parameter.is_const, specialized, aligned))
     return tuple(parts)
-
-
-@functools.cache
-def _kind() -> Any:
-    return type(make_backend(TARGET))
 
 
 def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Compiled:
@@ -74,7 +70,7 @@ def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> 
     Raises NotImplementedError for an operation that is not supported, CompilerError if there is no compiler or it
     fails.
     """
-    backend, bind = _binder(kernel)
+    backend, bind = make_backend(TARGET), _binder(kernel)
     bound, specialization, extra = bind(*args, **meta)
     options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
     source = ASTSource(kernel, signature, constants, attributes)
@@ -92,9 +88,8 @@ def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> 
 
 
 @functools.cache
-def _binder(kernel: Any) -> tuple[Any, Callable[..., Any]]:
-    backend = make_backend(TARGET)
-    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+def _binder(kernel: Any) -> Any:
+    return create_function_from_signature(kernel.signature, kernel.params, make_backend(TARGET))
 
 
 def ttir(source: Any, options: Any) -> str:

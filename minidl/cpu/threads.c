@@ -64,7 +64,7 @@ static void *worker(void *number) {
   return 0;
 }
 
-static void forked(void) {
+static void after_fork(void) {
   pthread_mutex_init(&pool.launch, 0);
   pthread_mutex_init(&pool.lock, 0);
   pthread_cond_init(&pool.start, 0);
@@ -74,12 +74,9 @@ static void forked(void) {
 
 // Returns 1 if there is no memory for the blocks of a program.
 int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
   int64_t programs = grid[0] * grid[1] * grid[2];
   if (threads > programs) threads = programs;
   if (threads <= 1 || pthread_mutex_trylock(&pool.launch)) return work(kernel, args, grid, scratch, 0, programs);
-  void prepare(void);
-  pthread_once(&once, prepare);
   pthread_mutex_lock(&pool.lock);
   while (pool.workers < threads - 1) {
     pthread_t thread;
@@ -109,4 +106,4 @@ int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scra
   return failed;
 }
 
-void prepare(void) { pthread_atfork(0, 0, forked); }
+__attribute__((constructor)) static void prepare(void) { pthread_atfork(0, 0, after_fork); }

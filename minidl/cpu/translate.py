@@ -14,7 +14,7 @@ from pathlib import Path
 from minidl.cpu import blocks, control, operations
 from minidl.cpu.loops import Code, Nest
 from minidl.cpu.ttir import Function, Operation, Type, parse
-from minidl.cpu.values import Indices, Value, buffer, contiguous, linear, name, size_of
+from minidl.cpu.values import Indices, Value, buffer, c_type, contiguous, name, size_of
 
 HEAVY = {"exp", "exp2", "log", "log2", "erf", "sin", "cos", "tanh", "pow", "rsqrt", "sqrt", "divf", "precise_divf"}
 IGNORED = {
@@ -46,13 +46,18 @@ class Translator:
 
     # Blocks and numbers
 
-    def get(self, operand: str) -> Value:
-        """Return the value of a name."""
-        return self.values[operand]
-
     def number(self, value: Value) -> str:
         """Return C for a number."""
-        return str(value.data) if value.kind in ("name", "constant") else Nest(self.code, ()).value(value, ())
+        return str(self.variable(value).data)
+
+    def variable(self, value: Value) -> Value:
+        """Return a number in a variable of C, or a constant."""
+        if value.kind in ("name", "constant"):
+            return value
+        variable = self.code.fresh("s")
+        self.code.write(f"{c_type(value.element)} {variable};")
+        self.nest((), lambda nest, at: nest.write(f"{variable} = {nest.value(value, at)};"))
+        return name(variable, value.element)
 
     def nest(
         self, shape: tuple[int, ...], body: Callable[[Nest, Indices], None], pointers: Sequence[Value] = ()
@@ -66,7 +71,7 @@ class Translator:
 
     def copy(self, value: Value, target: Value) -> None:
         """Write a block to a buffer of its shape."""
-        self.nest(value.shape, lambda nest, at: assign(nest, target, at, nest.value(value, at)), ())
+        self.nest(value.shape, lambda nest, at: nest.assign(target, at, nest.value(value, at)))
 
     def force(self, value: Value) -> Value:
         """Return a block in memory, with any strides."""
@@ -100,7 +105,7 @@ class Translator:
         """Translate operations; return the operands of the terminator."""
         for operation in body:
             if operation.name in ("scf.yield", "tt.reduce.return", "tt.scan.return"):
-                return [self.get(operand) for operand in operation.operands]
+                return [self.values[operand] for operand in operation.operands]
             if operation.name in IGNORED:
                 continue
             try:
@@ -121,7 +126,7 @@ class Translator:
 
     def compute(self, operation: Operation) -> Value:
         """Translate an operation on elements."""
-        args = [self.get(operand) for operand in operation.operands]
+        args = [self.values[operand] for operand in operation.operands]
         result = result_type(operation)
         source = args[0] if operation.name != "arith.select" else args[1]
         form = operations.element_wise(operation.name, operation.text, source.element, result.element)
@@ -148,12 +153,6 @@ def result_type(operation: Operation) -> Type:
     if operation.name == "tt.addptr":
         return types[0]
     return types[-1]
-
-
-def assign(nest: Nest, target: Value, at: Indices, text: str) -> None:
-    """Write an element of a buffer."""
-    memory, strides = target.data
-    nest.write(f"{memory}[{linear(at, strides)}] = {text};")
 
 
 def translate(text: str) -> tuple[str, int]:

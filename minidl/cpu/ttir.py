@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 _LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)")
 _OPERATION = re.compile(r'(?:(%[^=]*?) = )?"?((?:[a-z_]+\.)+[a-z_0-9]+)"?(.*)$')
+_TYPE = re.compile(r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)*>|[^\s,()]+")
 _NAME = r"%[\w.$-]+(?:#\d+)?"
 _DECLARATION = re.compile(rf"({_NAME}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
 
@@ -69,7 +70,7 @@ class Operation:
     def result_types(self) -> list[Type]:
         """The types of the results."""
         last = re.split(r"-> | to ", self.types)[-1]
-        return [Type.parse(part) for part in split_types(last)]
+        return [Type.parse(part) for part in _TYPE.findall(last)]
 
     def integer(self, name: str) -> int:
         """Return an integer attribute."""
@@ -97,18 +98,6 @@ class Function:
             if line := re.match(r'loc\("([^"]*)":(\d+)', text):
                 return f"{line[1]}:{line[2]}"
         return ""
-
-
-def split_types(text: str) -> list[str]:
-    """Split a list of types at its commas; parentheses around it are dropped."""
-    text = text.strip().removeprefix("(").removesuffix(")")
-    parts, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "<(") - (character in ">)")
-        if character == "," and depth == 0:
-            parts.append(text[start:i])
-            start = i + 1
-    return [part.strip() for part in (*parts, text[start:]) if part.strip()]
 
 
 def parse(text: str) -> Function:

@@ -8,9 +8,9 @@ Read in this order:
 4. `launch_hooks` (launches recorded or watched), `launch_tape` (launches recorded while they run)
 5. `launch_cache` (launches repeated without Python), `dependent_launch`, `cache_keys`, `kernel_source`, `streams`
 
-Importing this package decides where kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU.
-Triton reads the decision when it is imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET
-set by the user is obeyed.
+Importing this package decides where kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU,
+or compiled for it (`minidl.cpu`) if the environment variable MINIDL_CPU says so. Triton reads the decision when it is
+imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
 """
 
 import os
@@ -23,7 +23,9 @@ OLDEST = 3, 6  # of Triton
 
 
 def _choose_where_kernels_run() -> None:
-    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available() or os.environ.get("MINIDL_CPU") == "compiled":
+    if (choice := os.environ.get("MINIDL_CPU", "interpreted")) not in ("interpreted", "compiled"):
+        raise ImportError(f"MINIDL_CPU is {choice!r}, expected 'interpreted' or 'compiled'")
+    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available() or choice == "compiled":
         return
     if "triton" in sys.modules:
         raise ImportError(

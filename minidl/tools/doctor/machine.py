@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 GOOD, NOTE, BAD = "good", "note", "bad"
+NO_COMPILER = "With a C compiler (gcc, clang or pip install ziglang) MINIDL_CPU=compiled compiles them."
 # The lowest versions in pyproject.toml, and the tested ones in constraints.txt.
 NEEDED = {"torch": "2.11", "triton": "3.6", "numpy": "1.26"}
 TESTED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.4.6"}
@@ -105,8 +106,14 @@ def _kernels() -> Check:
     import torch
 
     setting = os.environ.get("TRITON_INTERPRET")
+    from minidl.cpu import build
     from minidl.runtime import launch
 
+    compiler = build.compiler()
+    if launch.COMPILED_CPU:
+        if compiler is None:
+            return Check("kernels", BAD, "to be compiled for the CPU, but there is no C compiler", NO_COMPILER)
+        return Check("kernels", GOOD, f"compiled for the CPU by {compiler.name}, because MINIDL_CPU=compiled is set")
     if not launch.INTERPRETED:
         why = "a CUDA device is present" if setting is None else f"TRITON_INTERPRET={setting} is set"
         if not torch.cuda.is_available():
@@ -116,7 +123,9 @@ def _kernels() -> Check:
     if torch.cuda.is_available():
         advice = "Unset TRITON_INTERPRET to use the GPU."
         return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={setting} is set", advice)
-    return Check("kernels", GOOD, "interpreted on the CPU, because there is no CUDA device; no bfloat16 there")
+    advice = f"Set MINIDL_CPU=compiled to compile them with {compiler.name}." if compiler else NO_COMPILER
+    text = "interpreted on the CPU, because there is no CUDA device; no bfloat16 there"
+    return Check("kernels", GOOD, text, advice)
 
 
 def _tiles() -> list[Check]:

@@ -58,7 +58,7 @@ class Profile:
         self.trace = None if trace is None else Path(trace)
         self.updates = updates
         self.events: list[Event] = []
-        self.on_gpu = not launch.INTERPRETED
+        self.on_gpu = not launch.ON_CPU
         self.device = torch.cuda.get_device_name() if self.on_gpu else None
         self._launched: Counter[Work] = Counter()
         self._at_once = 0  # launches that were not recorded into a graph
@@ -185,7 +185,7 @@ class Profile:
         """Write the trace in Chrome's format, with the rows of the table under "minidl"."""
         trace: dict[str, Any] = dict(self._chrome) if self.on_gpu else {"traceEvents": self._host_events()}
         trace["minidl"] = {
-            "device": self.device or "cpu (interpreted)",
+            "device": self.device or ("cpu (compiled)" if launch.COMPILED_CPU else "cpu (interpreted)"),
             "launches_per_step": self.launches_per_step,
             "missing": self.missing,
             "rows": [row.as_json() for row in self.rows],

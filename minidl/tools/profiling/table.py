@@ -117,7 +117,7 @@ def as_text(rows: list[Row], device: str | None, launches_per_step: float | None
         no_times = f"{missing:,} kernels were launched, but the GPU's recorder (CUPTI) gave no times"
         return f"profile: {no_times if missing else 'no kernel ran'}\n"
     total = sum(row.total_us for row in rows)
-    location = device or "the CPU, interpreted: the host's time for each launch"
+    location = device or "the CPU: the host's time for each launch"
     summary = f"profile: {sum(row.calls for row in rows):,} kernels ran in {_time(total)} on {location}"
     if launches_per_step is not None:
         summary += f"; {launches_per_step:g} launches per training step"

@@ -39,7 +39,7 @@ def slug(name: str) -> str:
 
 def device_name() -> str:
     """Return the name of the GPU, or of the CPU for the interpreter."""
-    return f"cpu {platform.machine()}" if launch.INTERPRETED else torch.cuda.get_device_name()
+    return f"cpu {platform.machine()}" if launch.ON_CPU else torch.cuda.get_device_name()
 
 
 def start_from(folder: Path, family: str) -> Table:

@@ -96,12 +96,14 @@ def blas() -> str:
 
 
 def device_name() -> str:
-    """Return the name of the device that kernels run on, "cpu" if they are interpreted."""
+    """Return the name of the device that kernels run on, "cpu" if they are interpreted there."""
     import torch
 
     from minidl.runtime import launch
 
-    return "cpu" if launch.ON_CPU else torch.cuda.get_device_name()
+    if launch.ON_CPU:
+        return "cpu (compiled)" if launch.COMPILED_CPU else "cpu"
+    return torch.cuda.get_device_name()
 
 
 def tile_hash() -> str:
