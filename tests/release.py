@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
 LICENCES = ROOT / "docs" / "licences.md"
 MOST_BYTES, MOST_WEIGHTS = 6_000_000, 4_500_000
-SUFFIXES = {".py", ".typed", ".json", ".gz", ".safetensors", ""}  # nothing compiled
+SUFFIXES = {".c", ".h", ".py", ".typed", ".json", ".gz", ".safetensors", ""}  # nothing compiled
 EXTRAS = "plots,arrow"
 
 # Terms of SPDX, and what older metadata call them.

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from minidl.cpu import folds, operations, products
+from minidl.cpu import operations, products
+from minidl.cpu.translator import Handler, Translator
 from minidl.cpu.ttir import Operation, Type
 from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, c_type, constant, contiguous, linear, name
-
-if TYPE_CHECKING:
-    from minidl.cpu.translate import Translator
 
 
 def _constant(translator: Translator, operation: Operation) -> list[Value]:
@@ -171,10 +167,9 @@ def _wait(translator: Translator, operation: Operation) -> list[Value]:
     return [translator.compute(operation)]
 
 
-HANDLERS: dict[str, Callable[[Translator, Operation], list[Value]]] = {
+HANDLERS: dict[str, Handler] = {
     "arith.constant": _constant, "tt.get_program_id": _program, "tt.get_num_programs": _program,
     "tt.make_range": _range, "tt.splat": _splat, "tt.unsplat": _splat, "tt.expand_dims": _expand,
     "tt.broadcast": _broadcast, "tt.trans": _transpose, "tt.reshape": _reshape, "tt.split": _split, "tt.join": _join,
-    "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.reduce": folds.reduce, "tt.scan": folds.scan,
-    "tt.elementwise_inline_asm": _wait,
+    "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.elementwise_inline_asm": _wait,
 }  # fmt: skip

@@ -25,8 +25,6 @@ import triton
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # Only products, which are written as vectors, are worth vectors of 64 bytes; prelude.h has the reason of the other.
 OPTIONAL = ("-mno-avx512f", "-fno-tree-loop-if-convert")
-LIBRARIES = ("-lm", "-lpthread")
-_TEST = "int minidl_test(int x) { return x + 1; }\n"
 _HERE = Path(__file__).parent
 
 
@@ -50,7 +48,7 @@ class Compiler(NamedTuple):
 @functools.cache
 def compiler() -> Compiler | None:
     """Return the first of $CC, cc, gcc, clang and the package ziglang that compiles and whose result loads, or None."""
-    zig = (sys.executable, "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
+    zig = (sys.executable, "-P", "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
     for command in ((os.environ.get("CC", ""),), ("cc",), ("gcc",), ("clang",), zig):
         if command and shutil.which(command[0]) and _works(Compiler(command, "")):
             version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
@@ -62,7 +60,7 @@ def compiler() -> Compiler | None:
 def _works(candidate: Compiler) -> bool:
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            ctypes.CDLL(str(_compile(candidate, _TEST, Path(temporary) / "test.so", ("-Werror",))))
+            ctypes.CDLL(str(_compile(candidate, "int x;", Path(temporary) / "test.so", ("-Werror",))))
         except (OSError, CompilerError):
             return False
         return True
@@ -97,14 +95,13 @@ def library(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     return lookup(name) or store(name, source, flags)
 
 
-def key_of(name: str) -> str:
-    """Return the key of a kernel for this machine."""
+def _key(name: str) -> str:
     return hashlib.sha256((_machine() + name).encode()).hexdigest()[:32]
 
 
 def lookup(name: str) -> ctypes.CDLL | None:
     """Return a compiled library of an earlier process, None if there is none or it is damaged."""
-    for path in folder().glob(f"{key_of(name)}-*.so"):
+    for path in folder().glob(f"{_key(name)}-*.so"):
         try:
             if path.stem.partition("-")[2] == _checksum(path):
                 return ctypes.CDLL(str(path))
@@ -122,7 +119,7 @@ def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         built = _compile(chosen, source, Path(temporary) / "kernel.so", flags)
         try:
             folder().mkdir(parents=True, exist_ok=True)
-            target = folder() / f"{key_of(name)}-{_checksum(built)}.so"
+            target = folder() / f"{_key(name)}-{_checksum(built)}.so"
             handle, partial = tempfile.mkstemp(dir=folder())
             os.close(handle)
             shutil.copyfile(built, partial)
@@ -140,7 +137,8 @@ def _compile(chosen: Compiler, source: str, target: Path, flags: tuple[str, ...]
     path = target.with_suffix(".c")
     path.write_text(source)
     wide = ("-DWIDE",) if "avx512f" in _processor() else ()
-    command = [*chosen.command, *FLAGS, *chosen.options, *wide, *flags, "-o", str(target), str(path), *LIBRARIES]
+    files = "-o", str(target), str(path), "-lm", "-lpthread"
+    command = [*chosen.command, *FLAGS, *chosen.options, *wide, *flags, *files]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()

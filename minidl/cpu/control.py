@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from minidl.cpu import operations
+from minidl.cpu.translator import Handler, Translator
 from minidl.cpu.ttir import Operation, Region, Type
 from minidl.cpu.values import Value, c_type, name
-
-if TYPE_CHECKING:
-    from minidl.cpu.translate import Translator
 
 
 class Variable:
@@ -162,4 +159,4 @@ def _while(translator: Translator, operation: Operation) -> list[Value]:
     return [variable.value for variable in results]
 
 
-HANDLERS = {"scf.for": _for, "scf.if": _if, "scf.while": _while}
+HANDLERS: dict[str, Handler] = {"scf.for": _for, "scf.if": _if, "scf.while": _while}

@@ -6,14 +6,10 @@ the block alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from minidl.cpu.loops import Nest
+from minidl.cpu.translator import Handler, Translator
 from minidl.cpu.ttir import Operation
 from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, name, size_of
-
-if TYPE_CHECKING:
-    from minidl.cpu.translate import Translator
 
 
 def _combine(translator: Translator, operation: Operation, left: list[str], right: list[str]) -> list[str]:
@@ -25,8 +21,7 @@ def _combine(translator: Translator, operation: Operation, left: list[str], righ
     return [translator.number(value) for value in translator.block(region.operations)]
 
 
-def reduce(translator: Translator, operation: Operation) -> list[Value]:
-    """Translate tt.reduce."""
+def _reduce(translator: Translator, operation: Operation) -> list[Value]:
     args = [translator.values[each] for each in operation.operands[: len(operation.results)]]
     axis, shape = operation.integer("axis"), args[0].shape
     n, result = shape[axis], shape[:axis] + shape[axis + 1 :]
@@ -60,8 +55,7 @@ def reduce(translator: Translator, operation: Operation) -> list[Value]:
     return values if result else list(map(translator.variable, values))
 
 
-def scan(translator: Translator, operation: Operation) -> list[Value]:
-    """Translate tt.scan."""
+def _scan(translator: Translator, operation: Operation) -> list[Value]:
     args = [translator.values[each] for each in operation.operands[: len(operation.results)]]
     axis, shape = operation.integer("axis"), args[0].shape
     memory = [translator.memory(each.element, shape) for each in args]
@@ -91,3 +85,6 @@ def _run(
         code.write(f"{each.data[0]}[{at[2]}] = {text};")
     code.write("}")
     code.write("}")
+
+
+HANDLERS: dict[str, Handler] = {"tt.reduce": _reduce, "tt.scan": _scan}

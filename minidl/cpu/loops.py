@@ -7,10 +7,10 @@ dimension in which addresses are consecutive. A mask that compares the inner ind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from minidl.cpu.operations import chosen
-from minidl.cpu.values import BYTES, MEMORY, ZERO, Index, Indices, Value, c_type, integer, linear
+from minidl.cpu.values import BYTES, MEMORY, ZERO, Index, Indices, Value, c_type, conjuncts, integer, linear
 
 Factor = int | str | None
 _COPIES = {"extsi", "extui", "bitcast", "int_to_ptr"}
@@ -290,14 +290,3 @@ def _sum(a: int | str, b: int | str, sign: str) -> int | str:
     if isinstance(a, int) and isinstance(b, int):
         return a + b if sign == "+" else a - b
     return a if b == 0 else f"({a} {sign} {b})"
-
-
-def conjuncts(mask: Value, indices: Indices) -> Iterator[tuple[Value, Indices]]:
-    """Return the parts of a mask that `and` joins, each with its indices."""
-    while mask.kind == "view":
-        mask, indices = mask.args[0], mask.data(indices)
-    if mask.kind == "compute" and mask.operation == "andi":
-        for each in mask.args:
-            yield from conjuncts(each, indices)
-    else:
-        yield mask, indices

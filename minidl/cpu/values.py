@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -133,3 +133,14 @@ def integer(value: Value) -> int | None:
     if value.kind == "view" or (value.kind == "compute" and value.operation in ("extsi", "extui", "trunci")):
         return integer(value.args[0])
     return None
+
+
+def conjuncts(mask: Value, indices: Indices) -> Iterator[tuple[Value, Indices]]:
+    """Return the parts of a mask that `and` joins, each with its indices."""
+    while mask.kind == "view":
+        mask, indices = mask.args[0], mask.data(indices)
+    if mask.kind == "compute" and mask.operation == "andi":
+        for each in mask.args:
+            yield from conjuncts(each, indices)
+    else:
+        yield mask, indices

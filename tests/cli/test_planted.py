@@ -71,5 +71,5 @@ def test_no_other_place_starts_python():
     script as Python does."""
     lines = [line for path in (ROOT / "minidl").rglob("*.py") for line in path.read_text().splitlines()]
     starts = [line for line in lines if re.search(r"sys\.executable|\[self\.python|import multiprocessing", line)]
-    assert len(starts) == 7
+    assert len(starts) == 8
     assert all(re.search(r'"-[IP]"|python: str = |\*flags, ', line) for line in starts), starts
