@@ -39,9 +39,9 @@ pytest: $(VENV)/.installed-dev ## the test suite alone; PYTEST_ARGS="-k gemm" pi
 slow: $(VENV)/.installed-dev ## the tests that take more than ten seconds each
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal -rs -m slow $(PYTEST_ARGS)
 
-compiled: $(VENV)/.installed-dev ## every operation once more in float32, compiled for the CPU; skipped without a C compiler
+compiled: $(VENV)/.installed-dev ## every operation once more in float32 and bfloat16, compiled for the CPU; skipped without a C compiler
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device compiled -rs tests/cpu tests/test_operations.py \
-		-k "cpu or (test_fixed_examples and float32)" $(PYTEST_ARGS)
+		-k "cpu or (test_fixed_examples and (float32 or bfloat16))" $(PYTEST_ARGS)
 
 sanitize: $(VENV)/.installed-dev ## every operation and kernel again, each load and store checked
 	$(ONE_THREAD) $(BIN)/python -m pytest -n 2 --dist worksteal --device cpu --sanitize -rs tests/test_operations.py tests/kernels \

@@ -2,7 +2,7 @@
 
 Every part of an expression stands in the outermost loop that has its indices, once. The inner loop runs over the
 dimension in which addresses are consecutive. A mask that compares the inner index with a bound, as in
-`o_n < N`, ends a loop without masks early; a second loop with masks does the rest.
+`o_n < N`, ends the loop there; a second loop fills in what a load has behind it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Nest:
         self.computed: dict[tuple[int, Indices], tuple[str, int]] = {}
         self.alive: list[Value] = []
         self.bounds: list[str] = []
-        self.masked = True
+        self.beyond = False  # in the loop behind the first false element of a mask
 
     def _score(self, variable: str, pointers: Sequence[Value]) -> int:
         scores: dict[Factor, int] = {1: 4, 0: 1, None: -2}
@@ -79,13 +79,12 @@ class Nest:
         """Write the loops."""
         last = len(self.order)
         outer = self.code.lines
-        self.masked = False
         body(self, self.indices)
         fast = self.levels[last]
         slow: list[str] | None = None
         if self.bounds:
             slow = []
-            self.masked = True
+            self.beyond = True
             self.levels[last] = slow
             self.computed = {key: value for key, value in self.computed.items() if value[1] < last}
             body(self, self.indices)
@@ -113,7 +112,7 @@ class Nest:
                 write(f"{end} = ({bound}) < {end} ? ({bound}) : {end};")
             write(f"{end} = {end} < 0 ? 0 : {end};")
         self._inner("0", end, fast)
-        if slow is not None:
+        if slow:
             self._inner(end, str(size), slow)
         for _ in self.order[1:]:
             write("}")
@@ -185,6 +184,8 @@ class Nest:
     def load(self, pointer: Value, mask: Value | None, other: Value | None, indices: Indices) -> str:
         """Return the name of a loaded element, `other` (or 0) where the mask is false."""
         kind = pointer.element[4:-1]
+        if self.beyond:
+            return self.value(other, indices) if other else "0"
         address = self.address(pointer, indices, kind, "const ")
         text = f"{address} != 0" if kind == "i1" else f"load_{kind}({address})" if kind in MEMORY else address
         condition = self.condition(mask, indices)
@@ -194,6 +195,8 @@ class Nest:
 
     def store(self, pointer: Value, text: str, mask: Value | None, indices: Indices) -> None:
         """Store an element where the mask is true."""
+        if self.beyond:
+            return
         kind = pointer.element[4:-1]
         text = f"store_{kind}({text})" if kind in MEMORY and kind != "i1" else text
         condition = self.condition(mask, indices)
@@ -225,7 +228,7 @@ class Nest:
         for part, at in conjuncts(mask, indices):
             if integer(part) not in (None, 0):
                 continue
-            bound = None if self.masked or not self.inner else self._bound(part, at)
+            bound = self._bound(part, at) if self.inner else None
             if bound is None:
                 texts.append(self.value(part, at))
             elif bound not in self.bounds:

@@ -3,6 +3,9 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
+
+#define LEAST 20000  // nanoseconds of work that are worth waking a thread, estimated by the first program
 
 typedef void (*Kernel)(const int64_t *args, char *scratch, const int64_t *grid, int64_t begin, int64_t end);
 
@@ -75,8 +78,14 @@ static void after_fork(void) {
 // Returns 1 if there is no memory for the blocks of a program.
 int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
   int64_t programs = grid[0] * grid[1] * grid[2];
-  if (threads > programs) threads = programs;
-  if (threads <= 1 || pthread_mutex_trylock(&pool.launch)) return work(kernel, args, grid, scratch, 0, programs);
+  struct timespec start, end;
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  if (work(kernel, args, grid, scratch, 0, 1)) return 1;
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  int64_t rest = (programs - 1) * ((end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec);
+  if (threads >= programs) threads = programs - 1;
+  if (threads <= 1 || rest < LEAST || pthread_mutex_trylock(&pool.launch))
+    return work(kernel, args, grid, scratch, 1, programs);
   pthread_mutex_lock(&pool.lock);
   while (pool.workers < threads - 1) {
     pthread_t thread;
@@ -92,7 +101,7 @@ int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scra
   pool.chunk = programs / (16 * threads) + 1;
   pool.scratch = scratch;
   pool.busy = pool.wanted;
-  atomic_store(&pool.next, 0);
+  atomic_store(&pool.next, 1);
   atomic_store(&pool.failed, 0);
   pool.turn++;
   pthread_cond_broadcast(&pool.start);
