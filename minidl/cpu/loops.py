@@ -9,44 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from minidl.cpu.code import Code
 from minidl.cpu.operations import chosen
-from minidl.cpu.values import BYTES, MEMORY, ZERO, Index, Indices, Value, c_type, conjuncts, integer, linear
+from minidl.cpu.values import MEMORY, ZERO, Index, Indices, Value, c_type, conjuncts, integer, linear
 
 Factor = int | str | None
 _COPIES = {"extsi", "extui", "bitcast", "int_to_ptr"}
-
-
-class Code:
-    """The text of a function: lines go to `lines`, which loops exchange for the lines of their levels."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._names = 0
-        self.bytes = 0  # of buffers in use
-        self.most = 0
-
-    def write(self, line: str) -> None:
-        """Add a line."""
-        self.lines.append(line)
-
-    def fresh(self, prefix: str) -> str:
-        """Return a new name."""
-        self._names += 1
-        return f"{prefix}{self._names}"
-
-    def assign(self, text: str, element: str) -> str:
-        """Put an expression into a new variable; return its name."""
-        variable = self.fresh("v")
-        self.write(f"const {c_type(element)} {variable} = {text};")
-        return variable
-
-    def memory(self, element: str, size: int) -> str:
-        """Return the name of a new buffer of this scope."""
-        variable, kind = self.fresh("b"), c_type(element)
-        self.write(f"{kind} *{variable} = ({kind} *)(scratch + {self.bytes});")
-        self.bytes += -(-size * (8 if element.startswith("ptr") else max(BYTES[element], 4)) // 64) * 64
-        self.most = max(self.most, self.bytes)
-        return variable
 
 
 class Nest:
@@ -69,6 +37,7 @@ class Nest:
         self.computed: dict[tuple[int, Indices], tuple[str, int]] = {}
         self.alive: list[Value] = []
         self.bounds: list[str] = []
+        self.guards: list[str] = []
         self.beyond = False  # in the loop behind the first false element of a mask
 
     def _score(self, variable: str, pointers: Sequence[Value]) -> int:
@@ -82,7 +51,7 @@ class Nest:
         body(self, self.indices)
         fast = self.levels[last]
         slow: list[str] | None = None
-        if self.bounds:
+        if self.bounds or self.guards:
             slow = []
             self.beyond = True
             self.levels[last] = slow
@@ -105,19 +74,27 @@ class Nest:
                 for line in self.levels[level]:
                     write(line)
         size, end = self.sizes[-1], str(self.sizes[-1])
-        if slow is not None:
+        if self.guards:
+            write(f"if ({' & '.join(dict.fromkeys(self.guards))}) {{")
+        if self.bounds:
             end = self.code.fresh("n")
             write(f"int64_t {end} = {size};")
             for bound in self.bounds:
                 write(f"{end} = ({bound}) < {end} ? ({bound}) : {end};")
             write(f"{end} = {end} < 0 ? 0 : {end};")
         self._inner("0", end, fast)
-        if slow:
+        if slow and self.bounds:
             self._inner(end, str(size), slow)
+        if self.guards:
+            write("} else {")
+            self._inner("0", str(size), slow or [])
+            write("}")
         for _ in self.order[1:]:
             write("}")
 
     def _inner(self, start: str, end: str, lines: list[str]) -> None:
+        if not lines:
+            return
         if int(self.sizes[-1]) >= 4:
             self.code.write("#pragma GCC ivdep")
         kind = "int64_t" if "n" in start + end else "int"
@@ -229,16 +206,16 @@ class Nest:
             if integer(part) not in (None, 0):
                 continue
             bound = self._bound(part, at) if self.inner else None
-            if bound is None:
+            if self.inner and all(not index.factor(self.inner) for index in at):
+                self.guards.append(self.value(part, at))
+            elif bound is None:
                 texts.append(self.value(part, at))
             elif bound not in self.bounds:
                 self.bounds.append(bound)
         return " & ".join(dict.fromkeys(texts))
 
     def _bound(self, part: Value, indices: Indices) -> str | None:
-        """Return the first inner index at which a part of a mask is false, None if it has another form."""
-        if all(not index.factor(self.inner) for index in indices):
-            return f"{self.value(part, indices)} ? {self.sizes[-1]} : 0"
+        """Return the inner index at which a part of a mask becomes false, None if it has another form."""
         if part.kind != "compute" or part.operation not in ("slt", "sle", "sgt", "sge"):
             return None
         low, high = part.args if part.operation[1] == "l" else part.args[::-1]

@@ -19,7 +19,6 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _FLOATS = ("f32", "f64", "f16", "bf16")
 # Functions of libm by their names in TTIR, where C has another one.
 _LIBM = {"absf": "fabs", "roundeven": "rint"}
-_EXACT = {"absf", "floor", "ceil", "trunc", "roundeven", "copysign"}
 _OURS = {"exp", "exp2", "log", "log2"}  # of prelude.h, for float
 
 Format = Callable[..., str]
@@ -126,34 +125,18 @@ def _conversion(name: str, source: str, target: str) -> Format:
 
 
 def _bitcast(source: str, target: str) -> Format:
-    if source.startswith("ptr") or BYTES[source] == 1:
-        return lambda a: a
-    half = {"f16", "bf16"}
-    if source in half or target in half:
-        if source in half and target in half:
-            return lambda a: f"load_{target}(store_{source}({a}))"
-        if source in half:
-            return lambda a: f"(int16_t)store_{source}({a})"
-        return lambda a: f"load_{target}((uint16_t){a})"
-    if source in _FLOATS:
-        return lambda a: f"({c_type(target)})bits_{source}({a})" if target not in _FLOATS else a
-    return lambda a: f"{target}_bits({a})" if target in _FLOATS else a
+    to_bits = {"f32": "bits_f32", "f64": "bits_f64", "f16": "store_f16", "bf16": "store_bf16"}.get(source, "")
+    of_bits = {"f32": "f32_bits", "f64": "f64_bits", "f16": "load_f16", "bf16": "load_bf16"}.get(target, "")
+    return lambda a: f"{of_bits or f'({c_type(target)})'}({to_bits}({a}))"
 
 
-def _function(name: str, target: str) -> Format | None:
-    if target == "f64":
-        if name == "rsqrt":
-            return lambda a: f"1.0 / sqrt({a})"
-        if name == "absi":
-            return None
-        return lambda *a: f"{_LIBM.get(name, name)}({', '.join(a)})"
-    if name == "absi":
-        return lambda a: f"{a} < 0 ? -{a} : {a}"
-    if name == "rsqrt":
-        return lambda a: rounded(f"1.f / sqrtf({a})", target)
-    if name in _OURS:
+def _function(name: str, target: str) -> Format:
+    if name in _OURS and target != "f64":
         return lambda a: rounded(f"{name}_f32({a})", target)
-    return lambda *a: rounded(f"{_LIBM.get(name, name)}f({', '.join(a)})", target)
+    suffix = "" if target == "f64" else "f"
+    if name == "rsqrt":
+        return lambda a: rounded(f"1.{suffix} / sqrt{suffix}({a})", target)
+    return lambda *a: rounded(f"{_LIBM.get(name, name)}{suffix}({', '.join(a)})", target)
 
 
 def chosen(condition: str, a: str, b: str, element: str) -> str:

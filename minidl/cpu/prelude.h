@@ -54,14 +54,9 @@ INLINE float exp2_f32(float x) {
   x = select_f32(x > 129.f, 129.f, x);
   x = select_f32(x < -151.f, -151.f, x);
   float n = (x + 12582912.f) - 12582912.f, f = x - n;
-  float p = 1.52527338e-5f;
-  p = p * f + 1.54035304e-4f;
-  p = p * f + 1.33335581e-3f;
-  p = p * f + 9.61812911e-3f;
-  p = p * f + 5.55041087e-2f;
-  p = p * f + 2.40226507e-1f;
-  p = p * f + 6.93147181e-1f;
-  p = p * f + 1.f;
+  float p = (1.52527338e-5f * f + 1.54035304e-4f) * f + 1.33335581e-3f;
+  p = ((p * f + 9.61812911e-3f) * f + 5.55041087e-2f) * f + 2.40226507e-1f;
+  p = (p * f + 6.93147181e-1f) * f + 1.f;
   int32_t e = (int32_t)n, half = e >> 1;
   return p * f32_bits((uint32_t)(half + 127) << 23) * f32_bits((uint32_t)(e - half + 127) << 23);
 }
@@ -70,14 +65,9 @@ INLINE float exp_f32(float x) {
   x = select_f32(x < -105.f, -105.f, x);
   float n = (x * 1.44269504f + 12582912.f) - 12582912.f;
   float f = (x - n * 0.693145752f) - n * 1.42860677e-6f;
-  float p = 1.98412698e-4f;
-  p = p * f + 1.38888889e-3f;
-  p = p * f + 8.33333333e-3f;
-  p = p * f + 4.16666667e-2f;
-  p = p * f + 1.66666667e-1f;
-  p = p * f + 0.5f;
-  p = p * f + 1.f;
-  p = p * f + 1.f;
+  float p = (1.98412698e-4f * f + 1.38888889e-3f) * f + 8.33333333e-3f;
+  p = ((p * f + 4.16666667e-2f) * f + 1.66666667e-1f) * f + 0.5f;
+  p = (p * f + 1.f) * f + 1.f;
   int32_t e = (int32_t)n, half = e >> 1;
   return p * f32_bits((uint32_t)(half + 127) << 23) * f32_bits((uint32_t)(e - half + 127) << 23);
 }
@@ -101,14 +91,11 @@ INLINE int32_t rem_i32(int32_t a, int32_t b) { return b == 0 || b == -1 ? 0 : a 
 INLINE int64_t rem_i64(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 
 // Only products have vectors of 64 bytes (`build.FLAGS`).
-#if defined(WIDE)
+#ifdef WIDE
 #define BYTES 64
 #define PRODUCT static __attribute__((noinline, target("avx512f")))
-#elif defined(__AVX__)
-#define BYTES 32
-#define PRODUCT static
 #else
-#define BYTES 16
+#define BYTES 32
 #define PRODUCT static
 #endif
 typedef float vector_f32 __attribute__((vector_size(BYTES), aligned(4), may_alias));

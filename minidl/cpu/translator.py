@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from minidl.cpu import operations
-from minidl.cpu.loops import Code, Nest
+from minidl.cpu.code import Code
+from minidl.cpu.loops import Nest
 from minidl.cpu.ttir import Function, Operation, Type
 from minidl.cpu.values import Indices, Value, buffer, c_type, contiguous, name, size_of
 
 HEAVY = {"exp", "exp2", "log", "log2", "erf", "sin", "cos", "tanh", "pow", "rsqrt", "sqrt", "divf", "precise_divf"}
+DIVISIONS = {"divsi", "remsi"}  # never vectorised: each is computed once, outside of the loops that use it
 IGNORED = {
     "tt.return", "llvm.intr.assume", "tt.assert", "tt.print", "tt.grid_dependency_wait",
     "tt.grid_dependency_launch_dependents",
@@ -132,7 +134,8 @@ class Translator:
         value = Value("compute", result.element, result.shape, tuple(args), form, kind)
         if not result.is_tensor:
             return name(self.code.assign(form(*map(self.number, args)), result.element), result.element)
-        if kind in HEAVY and self.uses.get(operation.results[0], 0) > 1 and size_of(value.shape) > 1:
+        is_reused = kind in HEAVY and self.uses.get(operation.results[0], 0) > 1
+        if size_of(value.shape) > 1 and (is_reused or kind in DIVISIONS):
             return self.force(value)
         return value
 

@@ -63,8 +63,8 @@ class Operation:
 
     @property
     def operands(self) -> list[str]:
-        """The names of values in the text, in order."""
-        return re.findall(_NAME, self.text)
+        """The names of values in the text, in order, without those that it defines."""
+        return re.findall(_NAME + r"(?![\w.$#-]| = )", self.text)
 
     @property
     def result_types(self) -> list[Type]:
