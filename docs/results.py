@@ -26,6 +26,7 @@ TITLES = {
     "generation-": "Image generation with a DCGAN", "launch-cost-": "Cost of a launch",
     "text-network-": "A text network",
     "gemm-ladder-": "Worklog of a matrix product", "convolution-ladder-": "Worklog of a convolution",
+    "cpu-": "Without a GPU, compiled for the CPU",
     "nvidia-h200-agreement": "Compiled and interpreted results compared",
 }  # fmt: skip
 Row = dict[str, Any]
