@@ -1,7 +1,7 @@
 """Compile C with the system's compiler, and keep the libraries in Triton's cache.
 
-A file's name is the key of its source and its own checksum, so a damaged file is compiled again. Files are written
-under another name and renamed: processes may share the folder.
+A file's name is the key of its source and its own checksum, so a damaged file is compiled again. Files appear complete
+or not at all: processes may share the folder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import triton
 
+from minidl.common import write_files
+
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # Only products, which are written as vectors, are worth vectors of 64 bytes; prelude.h has the reason of the other.
 OPTIONAL = ("-mno-avx512f", "-fno-tree-loop-if-convert")
@@ -29,7 +31,7 @@ _HERE = Path(__file__).parent
 
 
 class CompilerError(RuntimeError):
-    """The compiler failed; the message has what it printed."""
+    """The compiler is missing, or failed; the message has what it printed."""
 
 
 class Compiler(NamedTuple):
@@ -120,10 +122,7 @@ def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
         try:
             folder().mkdir(parents=True, exist_ok=True)
             target = folder() / f"{_key(name)}-{_checksum(built)}.so"
-            handle, partial = tempfile.mkstemp(dir=folder())
-            os.close(handle)
-            shutil.copyfile(built, partial)
-            os.replace(partial, target)
+            write_files.write_bytes(target, built.read_bytes())
         except OSError:  # a full or read-only disk: this process has its library
             return ctypes.CDLL(str(built))
         return ctypes.CDLL(str(target))

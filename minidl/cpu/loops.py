@@ -22,7 +22,6 @@ class Nest:
 
     def __init__(self, code: Code, shape: tuple[int, ...], pointers: Sequence[Value] = ()) -> None:
         self.code = code
-        self.shape = shape
         self.indices: Indices = tuple(Index(((code.fresh("i"), 1),)) if size > 1 else ZERO for size in shape)
         variables = [index.terms[0][0] if index.terms else "" for index in self.indices]
         order = [d for d in range(len(shape)) if shape[d] > 1]
@@ -34,8 +33,8 @@ class Nest:
         self.sizes = [shape[d] for d in order]
         self.inner = self.variables[-1] if order else ""
         self.levels: list[list[str]] = [[] for _ in range(len(order) + 1)]
-        self.computed: dict[tuple[int, Indices], tuple[str, int]] = {}
-        self.alive: list[Value] = []
+        self.computed: dict[tuple[Value, Indices], tuple[str, int]] = {}
+        self.pointers: dict[tuple[Value, Indices], str] = {}  # at the first inner index
         self.bounds: list[str] = []
         self.guards: list[str] = []
         self.beyond = False  # in the loop behind the first false element of a mask
@@ -47,7 +46,6 @@ class Nest:
     def run(self, body: Callable[[Nest, Indices], None]) -> None:
         """Write the loops."""
         last = len(self.order)
-        outer = self.code.lines
         body(self, self.indices)
         fast = self.levels[last]
         slow: list[str] | None = None
@@ -57,7 +55,6 @@ class Nest:
             self.levels[last] = slow
             self.computed = {key: value for key, value in self.computed.items() if value[1] < last}
             body(self, self.indices)
-        self.code.lines = outer
         self._write(fast, slow)
 
     def _write(self, fast: list[str], slow: list[str] | None) -> None:
@@ -126,9 +123,8 @@ class Nest:
             return value.data, 0
         if value.kind == "view":
             return self._value(value.args[0], value.data(indices))
-        key = id(value), indices
+        key = value, indices
         if key not in self.computed:
-            self.alive.append(value)
             self.computed[key] = self._compute(value, indices)
         return self.computed[key]
 
@@ -188,14 +184,12 @@ class Nest:
             return f"*({memory})({self.value(pointer, indices)})"
         origin = tuple(index.without(self.inner) for index in indices)
         text, level = self._value(pointer, origin)
-        key = id(pointer), (*origin, Index((("pointer", 1),)))
-        if key not in self.computed:
-            self.alive.append(pointer)
-            variable = self.code.fresh("p")
-            self.levels[level].append(f"{memory}{variable} = ({memory})({text});")
-            self.computed[key] = variable, level
+        key = pointer, origin
+        if key not in self.pointers:
+            self.pointers[key] = self.code.fresh("p")
+            self.levels[level].append(f"{memory}{self.pointers[key]} = ({memory})({text});")
         offset = self.inner if factor == 1 else "0" if factor == 0 else f"{self.inner} * {factor}"
-        return f"{self.computed[key][0]}[{offset}]"
+        return f"{self.pointers[key]}[{offset}]"
 
     def condition(self, mask: Value | None, indices: Indices) -> str:
         """Return C for a mask, "" if it is true wherever the loop in `run` goes."""

@@ -68,3 +68,12 @@ def test_a_compiler_that_does_not_work_is_passed_over(tmp_path):
     environment = {**os.environ, "PATH": str(tmp_path), "CC": str(broken)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None" or "ziglang" in done.stdout
+
+
+def test_a_failed_write_leaves_nothing_behind(folder, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert build.library("answer", SOURCE).answer() == 42
+    assert list(folder.iterdir()) == []

@@ -109,8 +109,8 @@ def _kernels() -> Check:
     from minidl.cpu import build
     from minidl.runtime import launch
 
-    compiler = build.compiler()
     if launch.COMPILED_CPU:
+        compiler = build.compiler()
         if compiler is None:
             return Check("kernels", BAD, "to be compiled for the CPU, but there is no C compiler", NO_COMPILER)
         return Check("kernels", GOOD, f"compiled for the CPU by {compiler.name}, because MINIDL_CPU=compiled is set")
@@ -123,6 +123,7 @@ def _kernels() -> Check:
     if torch.cuda.is_available():
         advice = "Unset TRITON_INTERPRET to use the GPU."
         return Check("kernels", NOTE, f"interpreted on the CPU, because TRITON_INTERPRET={setting} is set", advice)
+    compiler = build.compiler()
     advice = f"Set MINIDL_CPU=compiled to compile them with {compiler.name}." if compiler else NO_COMPILER
     text = "interpreted on the CPU, because there is no CUDA device; no bfloat16 there"
     return Check("kernels", GOOD, text, advice)
