@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.bench import network_sides as sides
-from benchmarks.bench.network_rows import Net
+from benchmarks.bench.network_rows import TF32, Net
 from minidl.autograd.deferred import fusion
 from minidl.compilation.rehearsal import compile_ahead, rehearsal, rehearse
 from minidl.tools.bench.measure import ROUNDS, Clock, HostClock, Launched, Replay, in_turn
@@ -91,7 +91,9 @@ class Row:
         compile_ahead(lambda: ours.compared(sides.few_of(batch)))
         our_errors, torch_errors = sides.errors_of([ours, theirs], exact, batch)
         self.figures["errors"], self.figures["torch_errors"] = our_errors.as_json(), torch_errors.as_json()
-        self.figures["error_ok"] = sides.right(our_errors, torch_errors, self.dtype)
+        # TF32 keeps as many bits as float16.
+        kept = torch.float16 if self.net.precision == TF32 else self.dtype
+        self.figures["error_ok"] = sides.right(our_errors, torch_errors, kept)
 
     def clock(self, name: str, side: sides.Side, call: Callable[[], Any], graph: bool = True) -> None:
         """Make the clock of a side: its call in a CUDA graph, or launched directly."""

@@ -14,11 +14,15 @@ from minidl.tools.bench.measure import floor_ms
 WORD = "networks"
 # The goal for the geometric mean of the ratios, in inference and in training.
 MEAN_GOAL = 1.2
+HALF, TF32 = "half", "tf32"
 
 
 @dataclass(frozen=True)
 class Net:
-    """A row. `arguments` and `options` make the network; images are [images, channels, size, size]."""
+    """A row. `arguments` and `options` make the network; images are [images, channels, size, size].
+
+    precision   "half"; "float32", without TF32 on both sides; or "tf32", with it on both
+    """
 
     name: str
     images: int
@@ -28,20 +32,26 @@ class Net:
     arguments: tuple[Any, ...] = (1000,)
     options: tuple[tuple[str, Any], ...] = ()
     channels: int = 3
+    precision: str = HALF
 
     @property
     def row(self) -> str:
         what = "training" if self.training else "inference"
-        return f"{WORD} {self.name} {what} {self.images}x{self.size}x{self.size}"
+        precision = "" if self.precision == HALF else f" {self.precision}"
+        return f"{WORD} {self.name} {what} {self.images}x{self.size}x{self.size}{precision}"
 
     @property
     def title(self) -> str:
         what = "training step" if self.training else "inference"
-        return f"{self.name} {what}, {self.images} images of {self.size}x{self.size}"
+        precision = "" if self.precision == HALF else f", {self.precision}"
+        return f"{self.name} {what}, {self.images} images of {self.size}x{self.size}{precision}"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return float16 for inference, bfloat16 for training (with float32 masters; torch under autocast)."""
+        """Return float16 for inference, bfloat16 for training (with float32 masters; torch under autocast); float32 for
+        precisions "float32" and "tf32"."""
+        if self.precision != HALF:
+            return torch.float32
         return torch.bfloat16 if self.training else torch.float16
 
 
@@ -64,6 +74,14 @@ _ALL = (
     Net("dcgan", 512, 64, True, arguments=(), options=(("latent", 100),)),
     Net("ece408", 512, 28, True, arguments=(10,), channels=1),
     Net("small_cnn", 512, 28, True, arguments=(1, (28, 28), 10), channels=1),
+    *(
+        net
+        for precision in ("float32", TF32)
+        for name in ("resnet18", "resnet50", "mobilenet_v2", "vgg16_bn")
+        for net in _both(name, 32, 224, (1.3, 1.3), precision=precision)
+    ),
+    *(Net("dcgan", 128, 64, True, 1.3, (), (("latent", 100),), precision=name) for name in ("float32", TF32)),
+    *(Net("ece408", 512, 28, True, 1.3, (10,), channels=1, precision=name) for name in ("float32", TF32)),
 )
 NETS = {net.row: net for net in sorted(_ALL, key=lambda net: net.training)}
 
@@ -103,7 +121,7 @@ def work_of(network: torch.nn.Module, *inputs: torch.Tensor) -> tuple[float, flo
 
 
 def floor_of(net: Net) -> float:
-    """Return the floor in milliseconds: of 16-bit elements moved once, or of the operations. A training step counts as
+    """Return the floor in milliseconds: of elements moved once, or of the operations. A training step counts as
     three forward passes, because each gradient moves and computes as much. A DCGAN's step has the discriminator on real
     and generated images, the generator, and the discriminator forward and backward without gradients of its weights."""
 
@@ -123,4 +141,6 @@ def floor_of(net: Net) -> float:
     else:
         once = counted(net.name, *net.arguments, **dict(net.options))(net.images, *image)
         elements, flop = (value * (3 if net.training else 1) for value in once)
-    return floor_ms(2.0 * elements, flop)
+    if net.precision == HALF:
+        return floor_ms(2.0 * elements, flop)
+    return floor_ms(4.0 * elements, flop, TF32 if net.precision == TF32 else "tf32x3")

@@ -24,10 +24,11 @@ import torch
 
 from benchmarks.bench import network_sides as sides
 from benchmarks.bench.network_clocks import PEERS, Row, counted
-from benchmarks.bench.network_rows import NETS, Net, floor_of
+from benchmarks.bench.network_rows import HALF, NETS, TF32, Net, floor_of
 from minidl.common import import_lock
 from minidl.common.console import echo
 from minidl.compilation.capture import capture
+from minidl.runtime import launch
 
 MARK = "row: "
 _START = "import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -46,6 +47,9 @@ def measured(
 
     Without a GPU, for tests, kernels are interpreted, the host's clock is used, and figures of the GPU are left out.
     """
+    if net.precision != HALF:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = net.precision == TF32
+        launch.set_float32_precision(TF32 if net.precision == TF32 else "tf32x3")
     dtype = dtype or net.dtype
     torch.backends.cudnn.benchmark = True
     batch = sides.batch_of(net, device, dtype)

@@ -36,7 +36,7 @@ def test_every_tile(family):
     names = ("interpreted", "sm_90", "sm_80") if launch.INTERPRETED else (launch.target(),)
     dtypes = battery.dtypes(SPEC)
     tiles = {str(tile.sizes): tile for name in names for d in dtypes for tile in launch.tiles(family, name, d)}
-    for tile in (*tiles.values(), launch.Tile({"BLOCK_M": 2, "BLOCK_N": 4})):
+    for tile in (*tiles.values(), launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16})):
         with launch.force(**{family: tile}):
             for problem in battery.examples(SPEC, torch.float32).values():
                 battery.check_forward(problem)

@@ -84,6 +84,7 @@ class Problem(NamedTuple):
     V: int
     options: Options
     first: int
+    masked: bool
 
 
 def attention(
@@ -100,7 +101,7 @@ def attention(
     lse = torch.empty(q.shape[:3], dtype=launch.acc_torch(q.dtype), device=q.device) if with_lse else None
     if y.numel() == 0:
         return Saved(y, lse, key)
-    plan = plan_of("attention", _problem(q, k, v, options, first))
+    plan = plan_of("attention", _problem(q, k, v, mask, options, first))
     strides = Forward(*_input_strides(q, k, v, mask), _row_strides(y))
     plan.run(attention_kernel, q, k, v, mask, lengths, key, y, lse, plan.sizes, strides)
     return Saved(y, lse, key)
@@ -125,7 +126,7 @@ def attention_grad(
         dy = torch.empty_like(y).copy_(dy)
     delta = torch.empty_like(lse)
     strides = Backward(*_input_strides(q, k, v, mask), *map(_row_strides, (y, dq, dk, dv)))
-    problem = _problem(q, k, v, options, first)
+    problem = _problem(q, k, v, mask, options, first)
     rows, keys = plan_of("attention_grad", problem), plan_of("keys", problem)
     inputs = q, k, v, mask, lengths, key
     rows.run(attention_grad_q_kernel, *inputs, y, dy, lse, delta, dq, dmask, rows.sizes, strides)
@@ -142,13 +143,15 @@ def dropout_key(seed: int, stream: Any, device: torch.device) -> torch.Tensor:
 def plan_of(kernel: str, problem: Problem) -> LaunchPlan:
     """Return the launch of the forward kernel, "attention", or of the gradients "attention_grad" of q or of "keys".
 
-    A tile's BLOCK_M is of the rows, or keys, that a program holds; BLOCK_N of those that it walks over.
+    A tile's BLOCK_M is of the rows, or keys, that a program holds; BLOCK_N of those that it walks over. Tables know
+    MASKED: 1 with a mask or dropout, which take registers.
     """
     p, options, of_keys = problem, problem.options, kernel == "keys"
     family = f"attention{'' if kernel == 'attention' else '_grad'}_{head_family(p.E, p.V)}"
     size, walked = (p.S, p.L) if of_keys else (p.L, p.S)
     tile = launch.tile(
-        family, p.dtype, floor=LEAST_BLOCK, precision=p.precision, target_=p.target, M=size, N=walked
+        family, p.dtype, floor=LEAST_BLOCK, precision=p.precision, target_=p.target, M=size, N=walked,
+        MASKED=int(p.masked or options.p > 0.0),
     )  # fmt: skip
     block, step = tile["BLOCK_M"], tile["BLOCK_N"]
     blocks = launch.cdiv(size, block) * p.batch * (p.key_heads if of_keys else p.heads)
@@ -166,10 +169,13 @@ def head_family(E: int, V: int) -> int:
     return next(size for size in HEAD_FAMILIES if max(E, V) <= size)
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, first: int) -> Problem:
+def _problem(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, options: Options, first: int
+) -> Problem:
     (batch, heads, L, E), (_, key_heads, S, V) = q.shape, v.shape
     return Problem(
-        q.dtype, launch.target(), launch.precision(q.dtype), batch, heads, key_heads, L, S, E, V, options, first
+        q.dtype, launch.target(), launch.precision(q.dtype), batch, heads, key_heads, L, S, E, V, options, first,
+        mask is not None,
     )  # fmt: skip
 
 

@@ -5,24 +5,24 @@
     h, c [B, H]        states
     y [N, H]           GATES: 4 (lstm), 3 (gru) or 1
 
-A step (first, rows) computes rows `first` to `first + rows` of x and y with the states of the first `rows` sequences:
-one product h weight^T, accumulated and left in float32 (float64 for float64), and one launch of `kernels`. States
-change in place, so sequences that have ended, or not begun, keep theirs. c has the accumulation type between steps.
+A step (first, rows) computes rows `first` to `first + rows` of x and y with the states of the first `rows` sequences,
+in one launch of `kernels`, product included. Sequences that have ended, or not begun, keep their states. c has the
+accumulation type between steps.
 
-The gradient goes through the steps in reverse: one launch of `kernels`, then the product dgates weight, which the
-launch of the next step adds to dh. The weight's gradient is one product over all N rows (`ops.recurrent`). Sums have a
-fixed order, and nothing is atomic: results have the same bits in every run. Saved for it: gates [N, 4 H] (plain: y) and
-former h [N, H], in x's dtype, and former c [N, H].
+The gradient goes through the steps in reverse, also one launch each: it adds the product of the next step's gradient
+with the weight to dh. The weight's gradient is one product over all N rows (`ops.recurrent`). Sums have a fixed order,
+and nothing is atomic: results have the same bits in every run. Saved for it: gates [N, 4 H] (plain: y) and former
+h [N, H], in x's dtype, and former c [N, H].
 """
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from minidl.kernels import activation, elementwise
-from minidl.kernels.bias_act import Tile
 from minidl.kernels.gemm import gemm
+from minidl.kernels.plan import LaunchPlan
 from minidl.kernels.recurrent import kernels
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.launch_cache.replay import replayed
@@ -33,6 +33,7 @@ KINDS = {
     "RNN_RELU": activation.RELU.value,
 }  # fmt: skip
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+LEAST_BLOCK = 16  # of a matrix instruction
 
 Steps = tuple[tuple[int, int], ...]  # the first row and the number of rows of each step, in order of computation
 
@@ -45,33 +46,67 @@ class Saved(NamedTuple):
     c_before: torch.Tensor | None
 
 
+class Problem(NamedTuple):
+    """All that the tile and the grid of a step depend on. family: "recurrent" or "recurrent_grad"."""
+
+    family: str
+    mode: str
+    dtype: torch.dtype
+    target: str
+    precision: str
+    sizes: kernels.Sizes
+
+
 def recurrence(
     mode: str, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weight: torch.Tensor,
     bias: torch.Tensor | None, steps: Steps, save: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Saved | None]:  # fmt: skip
     """Return y, the last h and c, in x's dtype, and with `save` what the gradient needs."""
-    N, H = len(x), h.shape[1]
-    x, h = x.contiguous(), h.clone(memory_format=torch.contiguous_format)
+    x, weight = x.contiguous(), weight.contiguous()
+    h = h.clone(memory_format=torch.contiguous_format)
     bias = None if bias is None else bias.contiguous()
-    wide = launch.acc_torch(x.dtype)
-    c = None if c is None else c.to(wide, memory_format=torch.contiguous_format, copy=True)
+    c = None if c is None else c.to(launch.acc_torch(x.dtype), memory_format=torch.contiguous_format, copy=True)
+    y, saved = _run(mode, x, h, c, weight, bias, steps, save)
+    if steps:
+        first, rows = steps[-1]
+        h[:rows].copy_(y[first : first + rows])
+    return y, h, None if c is None else c.to(x.dtype), saved
+
+
+@replayed
+def _run(
+    mode: str, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, weight: torch.Tensor,
+    bias: torch.Tensor | None, steps: Steps, save: bool,
+) -> tuple[torch.Tensor, Saved | None]:  # fmt: skip
+    """Compute the steps; c changes in place, and h where the number of rows changes, by torch's copies."""
+    N, H = len(x), h.shape[1]
     y = x.new_empty(N, H)
     saved = None
     if save:
         saved = Saved(
             x.new_empty(N, 4 * H) if GATES[mode] > 1 else y, x.new_empty(N, H),
-            None if c is None else x.new_empty(N, H, dtype=wide),
+            None if c is None else x.new_empty(N, H, dtype=c.dtype),
         )  # fmt: skip
     gates, before, c_before = saved or (None, None, None)
     if GATES[mode] == 1:
         gates = None  # these are y
+    former = None
     for first, rows in steps:
-        hidden = gemm(h[:rows], weight.t(), wide=True)
+        if former is not None and len(former) > rows:
+            h[rows : len(former)].copy_(former[rows:])
+        elif former is not None and len(former) < rows:
+            h[: len(former)].copy_(former)
+            former = None
         at = slice(first, first + rows)
+        state = h[:rows] if former is None else former[:rows]
         parts = [None if t is None else t[at] for t in (y, before, c_before, gates)]
-        states = h[:rows], None if c is None else c[:rows]
-        _step(mode, "recurrent", x.dtype, (rows, H), x[at], hidden, bias, *states, *parts)
-    return y, h, None if c is None else c.to(x.dtype), saved
+        plan = _plan("recurrent", mode, x.dtype, rows, H)
+        plan.run(
+            kernels.recurrent_kernel, x[at], state, weight, bias, None if c is None else c[:rows], *parts, plan.sizes,
+            KIND=KINDS[mode], **dependent_launch.options(),
+        )  # fmt: skip
+        former = y[at]
+    return y, saved
 
 
 def recurrence_grad(
@@ -79,25 +114,41 @@ def recurrence_grad(
     saved: Saved, steps: Steps, batch: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Return the gradients of x, of the hidden products [N, GATES H] (if equal the same tensor), and of h and c."""
+    before = saved.before
+    wide, shape = launch.acc_torch(before.dtype), (batch, before.shape[1])
+    dy = None if dy is None else dy.contiguous()
+    dh = _wide(dh, before, shape, wide)
+    dc = _wide(dc, before, shape, wide) if mode == "LSTM" else None
+    dx, dhidden = _run_backward(mode, dy, dh, dc, weight.contiguous(), saved, steps)
+    return dx, dhidden, dh.to(before.dtype), None if dc is None else dc.to(before.dtype)
+
+
+@replayed
+def _run_backward(
+    mode: str, dy: torch.Tensor | None, dh: torch.Tensor, dc: torch.Tensor | None, weight: torch.Tensor, saved: Saved,
+    steps: Steps,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Compute the gradients of the steps, the last first; dh and dc change in place."""
     N, H = saved.before.shape
-    dtype, wide = saved.before.dtype, launch.acc_torch(saved.before.dtype)
+    dtype = saved.before.dtype
     dx = saved.before.new_empty(N, GATES[mode] * H)
     dhidden = torch.empty_like(dx) if mode == "GRU" else dx
-    dy = None if dy is None else dy.contiguous()
-    dh = _wide(dh, dx, (batch, H), wide)
-    dc = _wide(dc, dx, (batch, H), wide) if mode == "LSTM" else None
-    product = None
+    after = None
     for (first, rows), (_, following) in pairwise((*reversed(steps), (0, 0))):
         at = slice(first, first + rows)
         parts = [None if t is None else t[at] for t in (dy, *saved)]
         gradients = dh[:rows], None if dc is None else dc[:rows], dx[at], None if dhidden is dx else dhidden[at]
-        sizes = rows, 0 if product is None else len(product), H
-        _step(mode, "recurrent_grad", dtype, sizes, product, *parts, *gradients)
-        product = gemm(dhidden[at], weight, wide=True)
+        plan = _plan("recurrent_grad", mode, dtype, rows, H, 0 if after is None else len(after))
+        plan.run(
+            kernels.recurrent_grad_kernel, after, weight, *parts, *gradients, plan.sizes, KIND=KINDS[mode],
+            **dependent_launch.options(),
+        )  # fmt: skip
+        after = dhidden[at]
         if following < rows:  # the last step of these sequences
-            elementwise.add(dh[following:rows], product[following:], out=dh[following:rows])
-            product = product[:following]
-    return dx, dhidden, dh.to(dtype), None if dc is None else dc.to(dtype)
+            product = gemm(after[following:], weight, wide=True)
+            elementwise.add(dh[following:rows], product, out=dh[following:rows])
+            after = after[:following] if following else None
+    return dx, dhidden
 
 
 def _wide(
@@ -109,13 +160,19 @@ def _wide(
     return gradient.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
 
-@replayed
-def _step(mode: str, family: str, dtype: torch.dtype, sizes: tuple[int, ...], *tensors: torch.Tensor | None) -> None:
-    """Launch the kernel of a family for tensors in its order; sizes: M, then others, then H."""
-    kernel = kernels.recurrent_kernel if family == "recurrent" else kernels.recurrent_grad_kernel
-    tile = launch.tile(family, dtype, M=sizes[0], N=sizes[-1])
-    grid = (launch.cdiv(sizes[0], tile["BLOCK_M"]) * launch.cdiv(sizes[-1], tile["BLOCK_N"]),)
-    launch.run(
-        kernel, grid, *tensors, *sizes, tile=tile.record(Tile, ACC=launch.acc(dtype)), KIND=KINDS[mode],
-        **dependent_launch.options(), **tile.launch_options,
+def _plan(family: str, mode: str, dtype: torch.dtype, rows: int, H: int, following: int = 0) -> LaunchPlan:
+    sizes = kernels.Sizes(rows, H, following)
+    return plan_of(Problem(family, mode, dtype, launch.target(), launch.precision(dtype), sizes))
+
+
+@launch.cached
+def plan_of(problem: Problem) -> LaunchPlan:
+    """Return the launch of a step, or of its gradient."""
+    p, gates, (M, H, _) = problem, GATES[problem.mode], problem.sizes
+    tile = launch.tile(
+        p.family, p.dtype, floor=LEAST_BLOCK, precision=p.precision, target_=p.target, M=M, N=H,
+        K=H if p.family == "recurrent" else gates * H,
     )  # fmt: skip
+    record: Any = tile.record(kernels.Tile, ACC=launch.acc(p.dtype), PRECISION=p.precision, GATES=gates)
+    grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(H, tile["BLOCK_N"]),)
+    return LaunchPlan(grid, p.sizes, record, tile.launch_options)

@@ -1,12 +1,17 @@
-"""A step of a recurrence after its product with the hidden state, and its gradient: read `minidl.kernels.recurrent`.
+"""A step of a recurrence and its gradient, each one launch with its product: read `minidl.kernels.recurrent`.
 
     lstm   i, f, o = sigmoid of gates 0, 1, 3     g = tanh of gate 2     c' = f c + i g     h' = o tanh(c')
     gru    r, z = sigmoid of gates 0, 1           n = tanh(x_n + r q)    h' = n + z (h - n)
     rnn    h' = act of the gate
 
-A gate is x + hidden product + bias; q is the hidden product and bias of gate 2 alone. A program computes a block
-[BLOCK_M, BLOCK_N] of the M rows and H columns of a step.
+A gate is x + h weight^T + bias; q is the product and bias of gate 2 alone. A program computes a block
+[BLOCK_M, BLOCK_N] of the M rows and H columns of a step, of all gates:
+
+    forward        h [BLOCK_M, H]  times the rows of weight of these columns: BLOCK_N of each gate
+    gradient       dgates of the next step [BLOCK_M, GATES H]  times these BLOCK_N columns of weight
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,38 +24,93 @@ from minidl.runtime.dependent_launch import wait
 LSTM, GRU = tl.constexpr(-1), tl.constexpr(-2)
 
 
+class Sizes(NamedTuple):
+    """M rows of a step, H columns of a state; following: rows of the step whose gradient was computed before."""
+
+    M: int
+    H: int
+    following: int = 0
+
+
+class Tile(NamedTuple):
+    """Constants. GATES: products of a step; PRECISION: how they are computed."""
+
+    ACC: Any
+    PRECISION: str
+    GATES: int
+    BLOCK_M: int
+    BLOCK_N: int
+    BLOCK_K: int
+
+
 @triton.jit
-def hidden_sum(p_hidden, p_bias, o_m, o_n, m_mn, GATE: tl.constexpr, H, GATES: tl.constexpr, ACC: tl.constexpr):
-    """Return the hidden product and the bias of gate GATE."""
-    b = load_rows(p_hidden + GATE * H, o_m, o_n, GATES * H, m_mn, ACC)
+def product(p_a, p_b, o_m, o_n, m_m, m_n, K, s_bk, s_bn, b_acc, tile: tl.constexpr):
+    """Return b_acc + a b of rows [M, K] and b [K, N] with these strides."""
+    PRECISION: tl.constexpr = tile.PRECISION
+    for k in range(0, K, tile.BLOCK_K):
+        o_k = k + tl.arange(0, tile.BLOCK_K)
+        m_k = o_k < K
+        b_a = tl.load((p_a + o_m * K)[:, None] + o_k[None, :], mask=m_m[:, None] & m_k[None, :], other=0)
+        b_b = tl.load(p_b + (o_k[:, None] * s_bk + o_n[None, :] * s_bn), mask=m_k[:, None] & m_n[None, :], other=0)
+        b_acc = tl.dot(b_a, b_b, b_acc, input_precision=PRECISION, out_dtype=tile.ACC)
+    return b_acc
+
+
+@triton.jit
+def hidden_products(p_h, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile: tl.constexpr):
+    """Return h weight^T + bias of each gate, four blocks, of which the last are 0 where there are fewer gates."""
+    PRECISION: tl.constexpr = tile.PRECISION
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    BLOCK_N: tl.constexpr = tile.BLOCK_N
+    b_0 = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
+    b_1, b_2, b_3 = b_0, b_0, b_0
+    for k in range(0, H, tile.BLOCK_K):
+        o_k = k + tl.arange(0, tile.BLOCK_K)
+        m_k = o_k < H
+        b_h = tl.load((p_h + o_m * H)[:, None] + o_k[None, :], mask=m_m[:, None] & m_k[None, :], other=0)
+        o_w = o_n[None, :] * H + o_k[:, None]
+        m_w = m_k[:, None] & m_n[None, :]
+        b_w = tl.load(p_weight + o_w, mask=m_w, other=0)
+        b_0 = tl.dot(b_h, b_w, b_0, input_precision=PRECISION, out_dtype=tile.ACC)
+        if tile.GATES > 1:
+            b_w = tl.load(p_weight + H * H + o_w, mask=m_w, other=0)
+            b_1 = tl.dot(b_h, b_w, b_1, input_precision=PRECISION, out_dtype=tile.ACC)
+            b_w = tl.load(p_weight + 2 * H * H + o_w, mask=m_w, other=0)
+            b_2 = tl.dot(b_h, b_w, b_2, input_precision=PRECISION, out_dtype=tile.ACC)
+        if tile.GATES > 3:
+            b_w = tl.load(p_weight + 3 * H * H + o_w, mask=m_w, other=0)
+            b_3 = tl.dot(b_h, b_w, b_3, input_precision=PRECISION, out_dtype=tile.ACC)
     if p_bias is not None:
-        b += tl.load(p_bias + GATE * H + o_n, mask=o_n < H, other=0).to(ACC)[None, :]
-    return b
-
-
-@triton.jit
-def gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, GATE: tl.constexpr, H, GATES: tl.constexpr, ACC: tl.constexpr):
-    """Return gate GATE before its activation."""
-    b_x = load_rows(p_x + GATE * H, o_m, o_n, GATES * H, m_mn, ACC)
-    return b_x + hidden_sum(p_hidden, p_bias, o_m, o_n, m_mn, GATE, H, GATES, ACC)
+        p_bias += o_n
+        b_0 += tl.load(p_bias, mask=m_n, other=0).to(tile.ACC)[None, :]
+        if tile.GATES > 1:
+            b_1 += tl.load(p_bias + H, mask=m_n, other=0).to(tile.ACC)[None, :]
+            b_2 += tl.load(p_bias + 2 * H, mask=m_n, other=0).to(tile.ACC)[None, :]
+        if tile.GATES > 3:
+            b_3 += tl.load(p_bias + 3 * H, mask=m_n, other=0).to(tile.ACC)[None, :]
+    return b_0, b_1, b_2, b_3
 
 
 @triton.jit
 def recurrent_kernel(
-    p_x, p_hidden, p_bias, p_h, p_c, p_y, p_before, p_c_before, p_gates, M, H, tile: tl.constexpr, KIND: tl.constexpr,
-    EARLY: tl.constexpr,
+    p_x, p_h, p_weight, p_bias, p_c, p_y, p_before, p_c_before, p_gates, sizes, tile: tl.constexpr,
+    KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Change h and c in place, and write y = h; write the former h and c and the gates if these are not None."""
+    """Write y, the next h, and change c in place; write the former h and c and the gates if these are not None."""
     wait(EARLY)
     ACC: tl.constexpr = tile.ACC
-    o_m, o_n, m_m, m_n = tile_of(M, H, tile)
+    GATES: tl.constexpr = tile.GATES
+    H = sizes.H
+    o_m, o_n, m_m, m_n = tile_of(sizes.M, H, tile)
     m_mn = m_m[:, None] & m_n[None, :]
+    b_0, b_1, b_2, b_3 = hidden_products(p_h, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile)
     b_before = load_rows(p_h, o_m, o_n, H, m_mn, ACC)
+    b_0 += load_rows(p_x, o_m, o_n, GATES * H, m_mn, ACC)
     if KIND == LSTM:
-        b_i = sigmoid(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 0, H, 4, ACC))
-        b_f = sigmoid(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 1, H, 4, ACC))
-        b_g = tanh(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 2, H, 4, ACC))
-        b_o = sigmoid(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 3, H, 4, ACC))
+        b_i = sigmoid(b_0)
+        b_f = sigmoid(b_1 + load_rows(p_x + H, o_m, o_n, 4 * H, m_mn, ACC))
+        b_g = tanh(b_2 + load_rows(p_x + 2 * H, o_m, o_n, 4 * H, m_mn, ACC))
+        b_o = sigmoid(b_3 + load_rows(p_x + 3 * H, o_m, o_n, 4 * H, m_mn, ACC))
         b_c_before = load_rows(p_c, o_m, o_n, H, m_mn, ACC)
         b_c = b_f * b_c_before + b_i * b_g
         b_h = b_o * tanh(b_c)
@@ -62,19 +122,17 @@ def recurrent_kernel(
             store_rows(p_gates + 2 * H, o_m, o_n, 4 * H, b_g, m_mn)
             store_rows(p_gates + 3 * H, o_m, o_n, 4 * H, b_o, m_mn)
     elif KIND == GRU:
-        b_r = sigmoid(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 0, H, 3, ACC))
-        b_z = sigmoid(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 1, H, 3, ACC))
-        b_q = hidden_sum(p_hidden, p_bias, o_m, o_n, m_mn, 2, H, 3, ACC)
-        b_n = tanh(load_rows(p_x + 2 * H, o_m, o_n, 3 * H, m_mn, ACC) + b_r * b_q)
+        b_r = sigmoid(b_0)
+        b_z = sigmoid(b_1 + load_rows(p_x + H, o_m, o_n, 3 * H, m_mn, ACC))
+        b_n = tanh(load_rows(p_x + 2 * H, o_m, o_n, 3 * H, m_mn, ACC) + b_r * b_2)
         b_h = b_n + b_z * (b_before - b_n)
         if p_gates is not None:
             store_rows(p_gates, o_m, o_n, 4 * H, b_r, m_mn)
             store_rows(p_gates + H, o_m, o_n, 4 * H, b_z, m_mn)
             store_rows(p_gates + 2 * H, o_m, o_n, 4 * H, b_n, m_mn)
-            store_rows(p_gates + 3 * H, o_m, o_n, 4 * H, b_q, m_mn)
+            store_rows(p_gates + 3 * H, o_m, o_n, 4 * H, b_2, m_mn)
     else:
-        b_h = activate(gate_sum(p_x, p_hidden, p_bias, o_m, o_n, m_mn, 0, H, 1, ACC), KIND, 0.0)
-    store_rows(p_h, o_m, o_n, H, b_h, m_mn)
+        b_h = activate(b_0, KIND, 0.0)
     store_rows(p_y, o_m, o_n, H, b_h, m_mn)
     if p_before is not None:
         store_rows(p_before, o_m, o_n, H, b_before, m_mn)
@@ -82,24 +140,25 @@ def recurrent_kernel(
 
 @triton.jit
 def recurrent_grad_kernel(
-    p_product, p_dy, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, M, products, H, tile: tl.constexpr,
+    p_next, p_weight, p_dy, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, sizes, tile: tl.constexpr,
     KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of gates, in dhidden those of the hidden product if they differ (gru).
 
     dh and dc change in place from the gradients of a step's results to those of its former states, in dh without the
-    part that passes through the hidden product: the next step gets that as p_product, of `products` rows. dy and
-    p_product may be None.
+    part that passes through the hidden product. The launch of the former step adds that from dhidden, its p_next, of
+    `following` rows. dy and p_next may be None.
     """
     wait(EARLY)
     ACC: tl.constexpr = tile.ACC
-    o_m, o_n, m_m, m_n = tile_of(M, H, tile)
+    H = sizes.H
+    o_m, o_n, m_m, m_n = tile_of(sizes.M, H, tile)
     m_mn = m_m[:, None] & m_n[None, :]
     b_dh = load_rows(p_dh, o_m, o_n, H, m_mn, ACC)
+    if p_next is not None:
+        b_dh = product(p_next, p_weight, o_m, o_n, o_m < sizes.following, m_n, tile.GATES * H, H, 1, b_dh, tile)
     if p_dy is not None:
         b_dh += load_rows(p_dy, o_m, o_n, H, m_mn, ACC)
-    if p_product is not None:
-        b_dh += load_rows(p_product, o_m, o_n, H, m_mn & (o_m < products)[:, None], ACC)
     b_pass = tl.zeros_like(b_dh)
     if KIND == LSTM:
         b_i = load_rows(p_gates, o_m, o_n, 4 * H, m_mn, ACC)
