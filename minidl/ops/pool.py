@@ -1,6 +1,6 @@
 """Pooling of images [N, C, H, W], or of one [C, H, W], and of sequences [N, C, L] as images of one row.
 
-Results of images are in channels-last memory format.
+Results have the memory order of contiguous and channels-last images; those of others are channels-last.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
 class AvgPool2d(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
-        ctx.at, ctx.dtypes = at, (x.dtype, dtype or x.dtype)
+        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, dtype or x.dtype), kernels.planes(x) is not None
         return kernels.avg_pool2d(x, at, dtype)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return kernels.avg_pool2d_grad(dy, ctx.at, ctx.dtypes[0]), *(None for _ in ctx.needs[1:])
+        return kernels.avg_pool2d_grad(dy, ctx.at, ctx.dtypes[0], ctx.contiguous), *(None for _ in ctx.needs[1:])
 
 
 @one_or_many(4)

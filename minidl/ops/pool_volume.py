@@ -2,7 +2,8 @@
 
 A window is the product of one in a slice and one along the depth, and so is its divisor. The first maximum in row-major
 order is the first one of the first slice that has it. Between both steps values have the dtype of the computation, so
-results and gradients are rounded once. Results are in torch.channels_last_3d.
+results and gradients are rounded once. Results have the memory order of contiguous volumes; those of
+others are in torch.channels_last_3d.
 """
 
 from __future__ import annotations
@@ -76,16 +77,26 @@ def adaptive_max_pool3d(input: Tensor, output_size: Three, return_indices: bool 
     return _maxima(input, *at, return_indices)
 
 
+def _planes(x: Tensor) -> Tensor:
+    """Return contiguous volumes [N, C, D, H, W] as [N C, 1, D, H, W]; others as they are."""
+    N, C, *size = x.shape
+    return reshape(x, N * C, 1, *size) if C > 1 and x.data.is_contiguous() else x
+
+
 def _means(x: Tensor, slices: Windows, depth: Windows) -> Tensor:
+    lead, x = x.shape[:2], _planes(x)
     pooled = AvgPool2d.apply(_images(x), slices, launch.acc_torch(x.dtype))
-    return _volumes(AvgPool2d.apply(_columns(pooled, x), depth, x.dtype), slices, depth)
+    y = _volumes(AvgPool2d.apply(_columns(pooled, x), depth, x.dtype), slices, depth)
+    return reshape(y, *lead, *y.shape[2:])
 
 
 def _maxima(x: Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
+    lead, x = x.shape[:2], _planes(x)
     acc, (N, C, D, H, W) = launch.acc_torch(x.dtype), x.shape
     if not indices:
         pooled = MaxPool2d.apply(_images(x), slices, False, acc)
-        return _volumes(MaxPool2d.apply(_columns(pooled, x), depth, False, x.dtype), slices, depth)
+        y = _volumes(MaxPool2d.apply(_columns(pooled, x), depth, False, x.dtype), slices, depth)
+        return reshape(y, *lead, *y.shape[2:])
     pooled, inside = MaxPool2d.apply(_images(x), slices, True, acc)
     y, before = MaxPool2d.apply(_columns(pooled, x), depth, True, x.dtype)
     # A position among the pooled slices says in which slice the position of the maximum is.
@@ -93,7 +104,8 @@ def _maxima(x: Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
     places = inside.data.reshape(N, D, C, pixels).transpose(1, 2).flatten(2)
     rows = before.data.flatten(2)
     positions = places.gather(2, rows) + rows // max(pixels, 1) * (H * W)
-    return _volumes(y, slices, depth), Tensor(positions.view(N, C, depth.output[0], *slices.output))
+    size = *lead, depth.output[0], *slices.output
+    return reshape(_volumes(y, slices, depth), *size), Tensor(positions.view(size))
 
 
 def _images(x: Tensor) -> Tensor:

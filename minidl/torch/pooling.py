@@ -28,12 +28,19 @@ def _pooled(x: Any, settings: Any) -> list[Any]:
     return result
 
 
+def _fake(shape: Any, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a result in the memory order that the kernels choose for `like`."""
+    if kernels.planes(like) is None:
+        return last(shape, like, dtype)
+    return like.new_empty(shape, dtype=dtype or like.dtype)
+
+
 def _fake_max(x: Any, *more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     *settings, keep = more
     kernel = settings[0]
     dtype = torch.int8 if kernel[0] * kernel[1] <= 127 else torch.int32
     shape = _pooled(x, settings)
-    return last(shape, x), last(shape, x, dtype) if keep else x.new_empty(0, dtype=dtype)
+    return _fake(shape, x), _fake(shape, x, dtype) if keep else x.new_empty(0, dtype=dtype)
 
 
 def _save_max(ctx: Any, inputs: Any, output: Any) -> None:
@@ -64,7 +71,7 @@ def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor
 
 @operator(
     f"max_pool2d_backward(Tensor dy, Tensor places, SymInt[] size, {SETTINGS}) -> Tensor",
-    lambda dy, indices, size, *_: last([*dy.shape[:2], *size], dy),
+    lambda dy, indices, size, *_: _fake([*dy.shape[:2], *size], indices, dy.dtype),
     replay=True,
 )
 def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
@@ -72,7 +79,8 @@ def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int]
 
 
 def _fake_avg(x: Any, size: Any, output: Any, *more: Any) -> torch.Tensor:
-    return last([*x.shape[:2], *(size or output or _pooled(x, (*more[:3], (1, 1), more[3]))[2:])], x)
+    shape = [*x.shape[:2], *(size or output or _pooled(x, (*more[:3], (1, 1), more[3]))[2:])]
+    return last(shape, x) if size else _fake(shape, x)
 
 
 def _avg_gradients(ctx: Any, dy: torch.Tensor) -> Any:
@@ -108,7 +116,10 @@ def max_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1,
     ceil_mode: bool = False, return_indices: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.max_pool2d. The result is channels-last. Raises ValueError for return_indices."""
+    """torch.nn.functional.max_pool2d. The result of a contiguous x is contiguous, else channels-last.
+
+    Raises ValueError for return_indices.
+    """
     if return_indices:
         raise ValueError("max_pool2d: return_indices is not supported; call torch.nn.functional.max_pool2d")
     settings = _settings("max_pool2d", 2, kernel_size, stride, padding, dilation)
@@ -121,7 +132,7 @@ def avg_pool2d(
     input: torch.Tensor, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """torch.nn.functional.avg_pool2d. The result is channels-last."""
+    """torch.nn.functional.avg_pool2d. The result of a contiguous x is contiguous, else channels-last."""
     settings = _settings("avg_pool2d", 2, kernel_size, stride, padding)[:3]
     y: torch.Tensor = _avg_pool2d(input, [], [], *settings, ceil_mode, count_include_pad, divisor_override)
     return y
@@ -129,7 +140,7 @@ def avg_pool2d(
 
 @one_or_many(4)
 def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None, int | None]) -> torch.Tensor:
-    """torch.nn.functional.adaptive_avg_pool2d. The result is channels-last."""
+    """torch.nn.functional.adaptive_avg_pool2d. The result of a contiguous x is contiguous, else channels-last."""
     size = kernels.checked("adaptive_avg_pool2d", input)
     sizes = output_size if isinstance(output_size, list | tuple) else (output_size, output_size)
     output = [extent if requested is None else requested for extent, requested in zip(size, sizes, strict=True)]
@@ -140,9 +151,13 @@ def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None
 def _of_volumes(op: str, pool: Any, x: torch.Tensor, plane: Any, depth: Any) -> Any:
     """Return the pool of volumes, by the arguments of a pool of slices, and of columns [D, OH OW]."""
     kernels.checked(op, x, "N, C, D, H, W")
+    lead = x.shape[:2]
+    if x.is_contiguous():
+        x = x.flatten(0, 1).unsqueeze(1)
     slices = x.contiguous(memory_format=torch.channels_last_3d).movedim(2, 1).flatten(0, 1)
     y = pool(slices, *plane)
-    return pool(y.unflatten(0, (-1, x.shape[2])).movedim(1, 2).flatten(3), *depth).unflatten(3, y.shape[2:])
+    columns = pool(y.unflatten(0, (-1, x.shape[2])).movedim(1, 2).flatten(3), *depth)
+    return columns.unflatten(3, y.shape[2:]).flatten(0, 1).unflatten(0, lead)
 
 
 def _split(settings: list[Any]) -> tuple[Any, Any]:

@@ -3,8 +3,9 @@
     x, dx  [N, C, H, W]        y, dy  [N, C, OH, OW]
     y[n, c, oh, ow] = max or mean over r, s of x[n, c, oh * stride - padding + r * dilation, ...]
 
-Shapes are as in torch. Memory is channels-last as in `conv`: x is copied unless it is in `torch.channels_last`, and
-results are channels-last. A block of BLOCK_P pixels by BLOCK_C channels loops over the window.
+Shapes are as in torch. x is read as it is if it is in `torch.channels_last` or contiguous, where every channel is an
+image of one channel, and the result has the same order; x in another order is copied, and results are channels-last. A
+block of BLOCK_P pixels by BLOCK_C channels loops over the window.
 
 Padding counts as -inf for a maximum and as 0 for a mean. A mean divides by the window size with padding
 (`count_include_pad`) or without it, or by `divisor_override`. An adaptive window for output o of O has the inputs from
@@ -27,11 +28,11 @@ from minidl.kernels.pool.geometry import (
     volume_windows,
     windows,
 )
-from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad
+from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, planes
 
 __all__ = [
     "Pair", "Windows", "adaptive_volume_windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked",
-    "max_pool2d", "max_pool2d_grad", "volume_windows", "windows",
+    "max_pool2d", "max_pool2d_grad", "planes", "volume_windows", "windows",
 ]  # fmt: skip
 
 

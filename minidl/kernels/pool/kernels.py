@@ -42,7 +42,7 @@ from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
 
 MINUS_INF = tl.constexpr(float("-inf"))
-UNROLLED = 16  # windows of up to this many taps are unrolled, so that all of their loads are in flight together
+UNROLLED = 16  # as many taps, or a row of the window, are unrolled, so that their loads are in flight together
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -204,7 +204,7 @@ def plan(problem: Problem) -> launch.Prepared:
     tile = launch.tile("pool_grad" if problem.back else "pool", problem.dtype, target_=problem.target, P=P, C=C)
     # An adaptive window multiplies an index of one size by the other size.
     largest = max(P + tile["BLOCK_P"], *(2 * (a + 1) * (b + 1) for a, b in zip(at.size, at.output, strict=True)))
-    index, unroll = tl.int32 if largest < 2**31 else tl.int64, count if count <= UNROLLED else 1
+    index, unroll = tl.int32 if largest < 2**31 else tl.int64, count if count <= UNROLLED else min(taps[1], UNROLLED)
     # Channels as a number of vectors tell the compiler their alignment, for 8 and 24 as for 16. With vectors of 16 the
     # taps of maxima would be stored 16 at a time and move through shared memory to other threads.
     vector = math.gcd(C, 8)
@@ -219,6 +219,17 @@ def plan(problem: Problem) -> launch.Prepared:
 def last(x: torch.Tensor) -> torch.Tensor:
     """Return x [N, C, H, W] as a contiguous [N, H, W, C]: a view if it is channels-last, else a copy."""
     return x.permute(0, 2, 3, 1).contiguous()
+
+
+def planes(x: torch.Tensor) -> torch.Tensor | None:
+    """Return x [N, C, H, W] as N C images of one channel, None unless that is its order in memory."""
+    if x.shape[1] < 2 or not x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last):
+        return None
+    return x.flatten(0, 1).unsqueeze(1)
+
+
+def joined(y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return y.view(*like.shape[:2], *y.shape[2:])
 
 
 def _plan(
@@ -241,6 +252,9 @@ def max_pool2d(
 
     x [N, C, H, W]; y [N, C, OH, OW]; taps have y's shape, int8, or int32 for windows of over 127 taps.
     """
+    if (alone := planes(x)) is not None:
+        y, taps = max_pool2d(alone, at, keep, dtype)
+        return joined(y, x), None if taps is None else joined(taps, x)
     prepared, y = _plan(x, at, dtype, mean=False, back=False)
     dtype_of_taps = torch.int8 if at.kernel[0] * at.kernel[1] <= 127 else torch.int32
     taps = torch.empty_like(y, dtype=dtype_of_taps) if keep else None
@@ -253,6 +267,8 @@ def max_pool2d_grad(
     dy: torch.Tensor, taps: torch.Tensor, at: Windows, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy and the taps of the maxima, both [N, C, OH, OW]."""
+    if (alone := planes(taps)) is not None:
+        return joined(max_pool2d_grad(dy.reshape(alone.shape), alone, at, dtype), dy)
     prepared, dx = _plan(dy, at, dtype, mean=False, back=True)
     prepared.run(last(dy), last(taps), dx)
     return dx.permute(0, 3, 1, 2)
@@ -260,20 +276,25 @@ def max_pool2d_grad(
 
 @replayed
 def avg_pool2d(x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the means of windows, also adaptive: x [N, C, H, W] -> [N, C, OH, OW].
-
-    A single adaptive window is a reduction, which splits the image over several programs.
-    """
+    """Return the means of windows, also adaptive: x [N, C, H, W] -> [N, C, OH, OW]."""
     if at.adaptive and at.output == (1, 1) and dtype in (None, x.dtype):
+        if x.is_contiguous():  # a reduction splits the image over several programs
+            return reduce.mean(x, (2, 3), keepdim=True)
         return reduce.mean(last(x), (1, 2), keepdim=True).permute(0, 3, 1, 2)
+    if (alone := planes(x)) is not None:
+        return joined(avg_pool2d(alone, at, dtype), x)
     prepared, y = _plan(x, at, dtype, mean=True, back=False)
     prepared.run(last(x), y)
     return y.permute(0, 3, 1, 2)
 
 
 @replayed
-def avg_pool2d_grad(dy: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return dx [N, C, H, W] from dy [N, C, OH, OW]."""
+def avg_pool2d_grad(
+    dy: torch.Tensor, at: Windows, dtype: torch.dtype | None = None, contiguous: bool = False
+) -> torch.Tensor:
+    """Return dx [N, C, H, W] from dy [N, C, OH, OW], channels-last or contiguous."""
+    if contiguous and dy.shape[1] > 1:
+        return joined(avg_pool2d_grad(dy.flatten(0, 1).unsqueeze(1), at, dtype), dy)
     prepared, dx = _plan(dy, at, dtype, mean=True, back=True)
     prepared.run(last(dy), None, dx)
     return dx.permute(0, 3, 1, 2)
