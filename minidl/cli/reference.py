@@ -31,8 +31,8 @@ _VARIABLES = """## Environment variables
 | `MINIDL_EXPLAIN` | 1: log the form of each convolution, with the reason. |
 | `MINIDL_RUN` | Set by `--devices` for its processes; leave it unset. |
 | `XDG_CACHE_HOME` | Data sets and decoded pictures are cached in its folder `minidl`. Default: `~/.cache`. |
-| `CUDA_VISIBLE_DEVICES` | GPUs to use. Empty: no GPU, kernels are interpreted. |
-| `MINIDL_CPU` | compiled: without a GPU, compile kernels for the CPU with a C compiler. Default: interpreted. |
+| `CUDA_VISIBLE_DEVICES` | GPUs to use. Empty: no GPU. |
+| `MINIDL_CPU` | compiled: without a GPU, compile kernels, also in Python; interpreted: interpret them. |
 | `TRITON_INTERPRET` | 1: interpret kernels; 0: compile them. Default: compile if there is a GPU. |
 | `TRITON_CACHE_DIR` | Folder for compiled kernels. Default: `~/.triton/cache`. |
 | `CC` | C compiler that Triton and MINIDL_CPU=compiled call. Default: gcc or clang. |

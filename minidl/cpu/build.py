@@ -20,13 +20,12 @@ from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 
-import triton
-
 from minidl.common import write_files
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 # Only products, which are written as vectors, are worth vectors of 64 bytes; prelude.h has the reason of the other.
 OPTIONAL = ("-mno-avx512f", "-fno-tree-loop-if-convert")
+NO_COMPILER = "no C compiler works: install gcc or clang, or run pip install ziglang"
 _HERE = Path(__file__).parent
 
 
@@ -52,10 +51,12 @@ def compiler() -> Compiler | None:
     """Return the first of $CC, cc, gcc, clang and the package ziglang that compiles and whose result loads, or None."""
     zig = (sys.executable, "-P", "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
     for command in ((os.environ.get("CC", ""),), ("cc",), ("gcc",), ("clang",), zig):
-        if command and shutil.which(command[0]) and _works(Compiler(command, "")):
-            version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
-            options = tuple(option for option in OPTIONAL if _works(Compiler(command, "", (option,))))
-            return Compiler(command, version, options)
+        if not (command and shutil.which(command[0])):
+            continue
+        for options in (OPTIONAL, OPTIONAL[:1], OPTIONAL[1:], ()):
+            if _works(Compiler(command, "", options)):
+                version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+                return Compiler(command, version, options)
     return None
 
 
@@ -70,12 +71,16 @@ def _works(candidate: Compiler) -> bool:
 
 def folder() -> Path:
     """Return the folder of compiled kernels, in Triton's cache."""
+    import triton  # after `minidl.runtime` has chosen where kernels run
+
     return Path(triton.knobs.cache.dir) / "minidl-cpu"
 
 
 @functools.cache
 def _machine() -> str:
     """Return what machine code depends on: compiler, flags, processor and the translator."""
+    import triton
+
     chosen, cpu = compiler(), _processor()
     sources = sorted([*_HERE.glob("*.py"), *_HERE.glob("*.[ch]")])
     text = b"".join(path.read_bytes() for path in sources)
@@ -116,7 +121,7 @@ def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile C, keep the library if the folder can be written, and load it. Raises CompilerError."""
     chosen = compiler()
     if chosen is None:
-        raise CompilerError("no C compiler: install gcc or clang, or pip install ziglang; or unset MINIDL_CPU")
+        raise CompilerError(NO_COMPILER)
     with tempfile.TemporaryDirectory() as temporary:
         built = _compile(chosen, source, Path(temporary) / "kernel.so", flags)
         try:

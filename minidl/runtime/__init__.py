@@ -9,8 +9,9 @@ Read in this order:
 5. `launch_cache` (launches repeated without Python), `dependent_launch`, `cache_keys`, `kernel_source`, `streams`
 
 Importing this package decides where kernels run: compiled with a CUDA device, else in Triton's interpreter on the CPU,
-or compiled for it (`minidl.cpu`) if the environment variable MINIDL_CPU says so. Triton reads the decision when it is
-imported, so it is made here, before any kernel module. A value of TRITON_INTERPRET set by the user is obeyed.
+or compiled for it (`minidl.cpu`) if the environment variable MINIDL_CPU is "compiled", which commands set if a C
+compiler works. Triton reads the decision when it is imported, so it is made here, before any kernel module. A value of
+TRITON_INTERPRET set by the user is obeyed.
 """
 
 import os
@@ -19,13 +20,19 @@ from importlib import metadata
 
 import torch
 
+from minidl.cpu import build
+
 OLDEST = 3, 6  # of Triton
 
 
 def _choose_where_kernels_run() -> None:
     if (choice := os.environ.get("MINIDL_CPU", "interpreted")) not in ("interpreted", "compiled"):
         raise ImportError(f"MINIDL_CPU is {choice!r}, expected 'interpreted' or 'compiled'")
-    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available() or choice == "compiled":
+    if "TRITON_INTERPRET" in os.environ or torch.cuda.is_available():
+        return
+    if choice == "compiled":
+        if build.compiler() is None:
+            raise ImportError(f"MINIDL_CPU is 'compiled', but {build.NO_COMPILER}")
         return
     if "triton" in sys.modules:
         raise ImportError(

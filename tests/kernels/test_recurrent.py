@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from minidl.kernels import recurrent
 from minidl.runtime import launch
 from tests import battery
 from tests.kernels.recurrences import SPEC
@@ -31,12 +32,15 @@ def test_fixed_examples(name, dtype):
     battery.check_aliases(problem)
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["product apart", "fused"])
 @pytest.mark.parametrize("family", ["recurrent", "recurrent_grad"])
-def test_every_tile(family):
+def test_every_tile(family, fused, monkeypatch):
+    monkeypatch.setattr(recurrent, "_fuses", lambda *_, **__: fused)
+    family += "_fused" * fused
     names = ("interpreted", "sm_90", "sm_80") if launch.INTERPRETED else (launch.target(),)
     dtypes = battery.dtypes(SPEC)
     tiles = {str(tile.sizes): tile for name in names for d in dtypes for tile in launch.tiles(family, name, d)}
-    for tile in (*tiles.values(), launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16})):
+    for tile in (*tiles.values(), launch.Tile(dict.fromkeys(("BLOCK_M", "BLOCK_N", *["BLOCK_K"] * fused), 16))):
         with launch.force(**{family: tile}):
             for problem in battery.examples(SPEC, torch.float32).values():
                 battery.check_forward(problem)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from minidl.cpu import build
 from minidl.errors import ConfigError
 from minidl.runtime import tile_tables
 from minidl.training.process import device
@@ -39,6 +40,39 @@ def test_tile_tables_that_cannot_be_used_are_told_before_the_work(variable, monk
     monkeypatch.setattr(tile_tables, "CHOSEN", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="none: MINIDL_TILES names no folder"):
         device.choose("cpu")
+
+
+@pytest.fixture
+def no_gpu(variable, monkeypatch):
+    variable(None)
+    monkeypatch.setattr(device.compiler_processes, "has_gpu", lambda _: False)
+    monkeypatch.setenv("MINIDL_CPU", "x")
+    monkeypatch.delenv("MINIDL_CPU")
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C compiler")
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_a_cpu_compiles_kernels_of_commands(no_gpu, name):
+    device.choose(name, compile_for_cpu=True)
+    assert device.os.environ["MINIDL_CPU"] == "compiled"
+    assert "TRITON_INTERPRET" not in device.os.environ
+
+
+def test_the_interpreter_on_request(no_gpu, monkeypatch):
+    monkeypatch.setenv("MINIDL_CPU", "interpreted")
+    device.choose("cpu", compile_for_cpu=True)
+    assert device.os.environ["TRITON_INTERPRET"] == "1"
+
+
+def test_without_a_compiler_kernels_are_interpreted_with_a_note(no_gpu, monkeypatch, capsys):
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    device.choose("cpu", compile_for_cpu=True)
+    assert device.os.environ["TRITON_INTERPRET"] == "1"
+    assert "interpreted, which is slow: no C compiler works: install gcc or clang" in capsys.readouterr().err
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("MINIDL_CPU", "compiled")
+    with pytest.raises(ConfigError, match="MINIDL_CPU is 'compiled', but no C compiler works"):
+        device.choose("auto", compile_for_cpu=True)
 
 
 @pytest.mark.parametrize("given", [None, "1"])

@@ -6,13 +6,14 @@
     y [N, H]           GATES: 4 (lstm), 3 (gru) or 1
 
 A step (first, rows) computes rows `first` to `first + rows` of x and y with the states of the first `rows` sequences,
-in one launch of `kernels`, product included. Sequences that have ended, or not begun, keep their states. c has the
-accumulation type between steps.
+in one launch of `kernels`, product included, or in two: a large weight takes longer to read from the L2 cache in small
+blocks than a launch takes. Sequences that have ended, or not begun, keep their states. c has the accumulation type
+between steps.
 
-The gradient goes through the steps in reverse, also one launch each: it adds the product of the next step's gradient
-with the weight to dh. The weight's gradient is one product over all N rows (`ops.recurrent`). Sums have a fixed order,
-and nothing is atomic: results have the same bits in every run. Saved for it: gates [N, 4 H] (plain: y) and former
-h [N, H], in x's dtype, and former c [N, H].
+The gradient goes through the steps in reverse, also in one launch each or two: it adds the product of the next step's
+gradient with the weight to dh. The weight's gradient is one product over all N rows (`ops.recurrent`). Sums have a
+fixed order, and nothing is atomic: results have the same bits in every run. Saved for it: gates [N, 4 H] (plain: y) and
+former h [N, H], in x's dtype, and former c [N, H].
 """
 
 from itertools import pairwise
@@ -34,6 +35,7 @@ KINDS = {
 }  # fmt: skip
 GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
 LEAST_BLOCK = 16  # of a matrix instruction
+MOST_FUSED = 2**20  # bytes of a weight (H200: half a step's time at 2**18 to 2**20 bytes, 1.3 times it at 2**21)
 
 Steps = tuple[tuple[int, int], ...]  # the first row and the number of rows of each step, in order of computation
 
@@ -47,7 +49,7 @@ class Saved(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """All that the tile and the grid of a step depend on. family: "recurrent" or "recurrent_grad"."""
+    """All that the tile and the grid of a step depend on. family: "recurrent", "recurrent_grad", or these "_fused"."""
 
     family: str
     mode: str
@@ -91,6 +93,7 @@ def _run(
     if GATES[mode] == 1:
         gates = None  # these are y
     former = None
+    fused = _fuses(weight)
     for first, rows in steps:
         if former is not None and len(former) > rows:
             h[rows : len(former)].copy_(former[rows:])
@@ -100,10 +103,11 @@ def _run(
         at = slice(first, first + rows)
         state = h[:rows] if former is None else former[:rows]
         parts = [None if t is None else t[at] for t in (y, before, c_before, gates)]
-        plan = _plan("recurrent", mode, x.dtype, rows, H)
+        hidden = None if fused else gemm(state, weight.t(), wide=True)
+        plan = _plan("recurrent", mode, x.dtype, fused, rows, H)
         plan.run(
-            kernels.recurrent_kernel, x[at], state, weight, bias, None if c is None else c[:rows], *parts, plan.sizes,
-            KIND=KINDS[mode], **dependent_launch.options(),
+            kernels.recurrent_kernel, x[at], state, hidden, weight, bias, None if c is None else c[:rows], *parts,
+            plan.sizes, KIND=KINDS[mode], **dependent_launch.options(),
         )  # fmt: skip
         former = y[at]
     return y, saved
@@ -133,22 +137,30 @@ def _run_backward(
     dtype = saved.before.dtype
     dx = saved.before.new_empty(N, GATES[mode] * H)
     dhidden = torch.empty_like(dx) if mode == "GRU" else dx
-    after = None
+    after = product = None
+    fused = _fuses(weight, gradient=True)
     for (first, rows), (_, following) in pairwise((*reversed(steps), (0, 0))):
         at = slice(first, first + rows)
         parts = [None if t is None else t[at] for t in (dy, *saved)]
         gradients = dh[:rows], None if dc is None else dc[:rows], dx[at], None if dhidden is dx else dhidden[at]
-        plan = _plan("recurrent_grad", mode, dtype, rows, H, 0 if after is None else len(after))
+        plan = _plan("recurrent_grad", mode, dtype, fused, rows, H, 0 if after is None else len(after))
         plan.run(
-            kernels.recurrent_grad_kernel, after, weight, *parts, *gradients, plan.sizes, KIND=KINDS[mode],
+            kernels.recurrent_grad_kernel, after, product, weight, *parts, *gradients, plan.sizes, KIND=KINDS[mode],
             **dependent_launch.options(),
         )  # fmt: skip
         after = dhidden[at]
+        if not fused:
+            product = gemm(after, weight, wide=True)
         if following < rows:  # the last step of these sequences
-            product = gemm(after[following:], weight, wide=True)
-            elementwise.add(dh[following:rows], product, out=dh[following:rows])
+            ended = gemm(after[following:], weight, wide=True) if product is None else product[following:]
+            elementwise.add(dh[following:rows], ended, out=dh[following:rows])
             after = after[:following] if following else None
     return dx, dhidden
+
+
+def _fuses(weight: torch.Tensor, gradient: bool = False) -> bool:
+    """Return whether a step computes its product; that of a gradient in 16 bits is faster alone."""
+    return weight.numel() * weight.itemsize <= MOST_FUSED and not (gradient and weight.itemsize == 2)
 
 
 def _wide(
@@ -160,8 +172,8 @@ def _wide(
     return gradient.to(dtype, memory_format=torch.contiguous_format, copy=True)
 
 
-def _plan(family: str, mode: str, dtype: torch.dtype, rows: int, H: int, following: int = 0) -> LaunchPlan:
-    sizes = kernels.Sizes(rows, H, following)
+def _plan(family: str, mode: str, dtype: torch.dtype, fused: bool, rows: int, H: int, following: int = 0) -> LaunchPlan:
+    sizes, family = kernels.Sizes(rows, H, following), f"{family}_fused" if fused else family
     return plan_of(Problem(family, mode, dtype, launch.target(), launch.precision(dtype), sizes))
 
 
@@ -169,10 +181,9 @@ def _plan(family: str, mode: str, dtype: torch.dtype, rows: int, H: int, followi
 def plan_of(problem: Problem) -> LaunchPlan:
     """Return the launch of a step, or of its gradient."""
     p, gates, (M, H, _) = problem, GATES[problem.mode], problem.sizes
-    tile = launch.tile(
-        p.family, p.dtype, floor=LEAST_BLOCK, precision=p.precision, target_=p.target, M=M, N=H,
-        K=H if p.family == "recurrent" else gates * H,
-    )  # fmt: skip
+    floor = LEAST_BLOCK if p.family.endswith("_fused") else 1
+    K = H if p.family.startswith("recurrent_fused") else gates * H
+    tile = launch.tile(p.family, p.dtype, floor=floor, precision=p.precision, target_=p.target, M=M, N=H, K=K)
     record: Any = tile.record(kernels.Tile, ACC=launch.acc(p.dtype), PRECISION=p.precision, GATES=gates)
     grid = (launch.cdiv(M, tile["BLOCK_M"]) * launch.cdiv(H, tile["BLOCK_N"]),)
     return LaunchPlan(grid, p.sizes, record, tile.launch_options)

@@ -1,11 +1,11 @@
-"""A step of a recurrence and its gradient, each one launch with its product: read `minidl.kernels.recurrent`.
+"""A step of a recurrence and its gradient, with their products or after them: read `minidl.kernels.recurrent`.
 
     lstm   i, f, o = sigmoid of gates 0, 1, 3     g = tanh of gate 2     c' = f c + i g     h' = o tanh(c')
     gru    r, z = sigmoid of gates 0, 1           n = tanh(x_n + r q)    h' = n + z (h - n)
     rnn    h' = act of the gate
 
 A gate is x + h weight^T + bias; q is the product and bias of gate 2 alone. A program computes a block
-[BLOCK_M, BLOCK_N] of the M rows and H columns of a step, of all gates:
+[BLOCK_M, BLOCK_N] of the M rows and H columns of a step, of all gates. It loads the product, or computes it:
 
     forward        h [BLOCK_M, H]  times the rows of weight of these columns: BLOCK_N of each gate
     gradient       dgates of the next step [BLOCK_M, GATES H]  times these BLOCK_N columns of weight
@@ -40,7 +40,7 @@ class Tile(NamedTuple):
     GATES: int
     BLOCK_M: int
     BLOCK_N: int
-    BLOCK_K: int
+    BLOCK_K: int = 16
 
 
 @triton.jit
@@ -57,53 +57,66 @@ def product(p_a, p_b, o_m, o_n, m_m, m_n, K, s_bk, s_bn, b_acc, tile: tl.constex
 
 
 @triton.jit
-def hidden_products(p_h, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile: tl.constexpr):
+def hidden_products(p_h, p_hidden, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile: tl.constexpr):
     """Return h weight^T + bias of each gate, four blocks, of which the last are 0 where there are fewer gates."""
+    GATES: tl.constexpr = tile.GATES
     PRECISION: tl.constexpr = tile.PRECISION
     BLOCK_M: tl.constexpr = tile.BLOCK_M
     BLOCK_N: tl.constexpr = tile.BLOCK_N
     b_0 = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     b_1, b_2, b_3 = b_0, b_0, b_0
-    for k in range(0, H, tile.BLOCK_K):
-        o_k = k + tl.arange(0, tile.BLOCK_K)
-        m_k = o_k < H
-        b_h = tl.load((p_h + o_m * H)[:, None] + o_k[None, :], mask=m_m[:, None] & m_k[None, :], other=0)
-        o_w = o_n[None, :] * H + o_k[:, None]
-        m_w = m_k[:, None] & m_n[None, :]
-        b_w = tl.load(p_weight + o_w, mask=m_w, other=0)
-        b_0 = tl.dot(b_h, b_w, b_0, input_precision=PRECISION, out_dtype=tile.ACC)
-        if tile.GATES > 1:
-            b_w = tl.load(p_weight + H * H + o_w, mask=m_w, other=0)
-            b_1 = tl.dot(b_h, b_w, b_1, input_precision=PRECISION, out_dtype=tile.ACC)
-            b_w = tl.load(p_weight + 2 * H * H + o_w, mask=m_w, other=0)
-            b_2 = tl.dot(b_h, b_w, b_2, input_precision=PRECISION, out_dtype=tile.ACC)
-        if tile.GATES > 3:
-            b_w = tl.load(p_weight + 3 * H * H + o_w, mask=m_w, other=0)
-            b_3 = tl.dot(b_h, b_w, b_3, input_precision=PRECISION, out_dtype=tile.ACC)
+    if p_hidden is not None:
+        m_mn = m_m[:, None] & m_n[None, :]
+        b_0 = load_rows(p_hidden, o_m, o_n, GATES * H, m_mn, tile.ACC)
+        if GATES > 1:
+            b_1 = load_rows(p_hidden + H, o_m, o_n, GATES * H, m_mn, tile.ACC)
+            b_2 = load_rows(p_hidden + 2 * H, o_m, o_n, GATES * H, m_mn, tile.ACC)
+        if GATES > 3:
+            b_3 = load_rows(p_hidden + 3 * H, o_m, o_n, GATES * H, m_mn, tile.ACC)
+    else:
+        for k in range(0, H, tile.BLOCK_K):
+            o_k = k + tl.arange(0, tile.BLOCK_K)
+            m_k = o_k < H
+            b_h = tl.load((p_h + o_m * H)[:, None] + o_k[None, :], mask=m_m[:, None] & m_k[None, :], other=0)
+            o_w = o_n[None, :] * H + o_k[:, None]
+            m_w = m_k[:, None] & m_n[None, :]
+            b_w = tl.load(p_weight + o_w, mask=m_w, other=0)
+            b_0 = tl.dot(b_h, b_w, b_0, input_precision=PRECISION, out_dtype=tile.ACC)
+            if GATES > 1:
+                b_w = tl.load(p_weight + H * H + o_w, mask=m_w, other=0)
+                b_1 = tl.dot(b_h, b_w, b_1, input_precision=PRECISION, out_dtype=tile.ACC)
+                b_w = tl.load(p_weight + 2 * H * H + o_w, mask=m_w, other=0)
+                b_2 = tl.dot(b_h, b_w, b_2, input_precision=PRECISION, out_dtype=tile.ACC)
+            if GATES > 3:
+                b_w = tl.load(p_weight + 3 * H * H + o_w, mask=m_w, other=0)
+                b_3 = tl.dot(b_h, b_w, b_3, input_precision=PRECISION, out_dtype=tile.ACC)
     if p_bias is not None:
         p_bias += o_n
         b_0 += tl.load(p_bias, mask=m_n, other=0).to(tile.ACC)[None, :]
-        if tile.GATES > 1:
+        if GATES > 1:
             b_1 += tl.load(p_bias + H, mask=m_n, other=0).to(tile.ACC)[None, :]
             b_2 += tl.load(p_bias + 2 * H, mask=m_n, other=0).to(tile.ACC)[None, :]
-        if tile.GATES > 3:
+        if GATES > 3:
             b_3 += tl.load(p_bias + 3 * H, mask=m_n, other=0).to(tile.ACC)[None, :]
     return b_0, b_1, b_2, b_3
 
 
 @triton.jit
 def recurrent_kernel(
-    p_x, p_h, p_weight, p_bias, p_c, p_y, p_before, p_c_before, p_gates, sizes, tile: tl.constexpr,
+    p_x, p_h, p_hidden, p_weight, p_bias, p_c, p_y, p_before, p_c_before, p_gates, sizes, tile: tl.constexpr,
     KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Write y, the next h, and change c in place; write the former h and c and the gates if these are not None."""
+    """Write y, the next h, and change c in place; write the former h and c and the gates if these are not None.
+
+    p_hidden: the products of h and weight, computed here if it is None.
+    """
     wait(EARLY)
     ACC: tl.constexpr = tile.ACC
     GATES: tl.constexpr = tile.GATES
     H = sizes.H
     o_m, o_n, m_m, m_n = tile_of(sizes.M, H, tile)
     m_mn = m_m[:, None] & m_n[None, :]
-    b_0, b_1, b_2, b_3 = hidden_products(p_h, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile)
+    b_0, b_1, b_2, b_3 = hidden_products(p_h, p_hidden, p_weight, p_bias, o_m, o_n, m_m, m_n, H, tile)
     b_before = load_rows(p_h, o_m, o_n, H, m_mn, ACC)
     b_0 += load_rows(p_x, o_m, o_n, GATES * H, m_mn, ACC)
     if KIND == LSTM:
@@ -140,14 +153,14 @@ def recurrent_kernel(
 
 @triton.jit
 def recurrent_grad_kernel(
-    p_next, p_weight, p_dy, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, sizes, tile: tl.constexpr,
-    KIND: tl.constexpr, EARLY: tl.constexpr,
+    p_next, p_product, p_weight, p_dy, p_gates, p_before, p_c_before, p_dh, p_dc, p_dx, p_dhidden, sizes,
+    tile: tl.constexpr, KIND: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of gates, in dhidden those of the hidden product if they differ (gru).
 
     dh and dc change in place from the gradients of a step's results to those of its former states, in dh without the
-    part that passes through the hidden product. The launch of the former step adds that from dhidden, its p_next, of
-    `following` rows. dy and p_next may be None.
+    part that passes through the hidden product. The launch of the former step adds that: p_product, or if it is None
+    that of dhidden, its p_next, of `following` rows. dy, and both, may be None.
     """
     wait(EARLY)
     ACC: tl.constexpr = tile.ACC
@@ -155,7 +168,9 @@ def recurrent_grad_kernel(
     o_m, o_n, m_m, m_n = tile_of(sizes.M, H, tile)
     m_mn = m_m[:, None] & m_n[None, :]
     b_dh = load_rows(p_dh, o_m, o_n, H, m_mn, ACC)
-    if p_next is not None:
+    if p_product is not None:
+        b_dh += load_rows(p_product, o_m, o_n, H, m_mn & (o_m < sizes.following)[:, None], ACC)
+    elif p_next is not None:
         b_dh = product(p_next, p_weight, o_m, o_n, o_m < sizes.following, m_n, tile.GATES * H, H, 1, b_dh, tile)
     if p_dy is not None:
         b_dh += load_rows(p_dy, o_m, o_n, H, m_mn, ACC)

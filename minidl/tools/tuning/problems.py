@@ -98,7 +98,7 @@ def _fused_statistics(case: Case, make: Make) -> Call:
 def _recurrence(kind: Kind) -> Iterator[Problem]:
     """Yield lstm over few steps, and its gradient."""
     T, B = (2, 16) if kind.small else (8, 64)
-    for M, H in kind.extents(M=B, N=128 if kind.small else 1024):
+    for M, H in kind.extents(M=B, N=128 if kind.small else 256 if kind.family.endswith("_fused") else 1024):
         yield kind.problem(f"{T}x{M}x{H}", _lstm, tensors((T * M, 4 * H), (M, H), (M, H), (4 * H, H)))
 
 
@@ -250,7 +250,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "random": (_vector, _uniform),
         "float8": (_vector, _float8),
         "dropout": (_vector, random_kernels.dropout, 0.5, 1),
-        "recurrent recurrent_grad": (_recurrence,),
+        "recurrent recurrent_fused recurrent_grad recurrent_grad_fused": (_recurrence,),
         "reduce_rows": (_reduce, 1),
         "reduce_columns": (_reduce, 0),
         "norm_stats norm_join norm": (_batch_norm,),

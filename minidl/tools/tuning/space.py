@@ -16,7 +16,7 @@ PRODUCTS = {
     "gemm", "gemm_parts", "gemm_pointer", "conv", "conv_back", "conv_banded", "conv_banded_grad_weight",
     "conv_batch", "conv_batch_grad_weight", "conv_batch_narrow", "conv_box", "conv_box_grad_weight", "conv_few",
     "conv_fft_product", "conv_flat", "conv_grad_weight", "conv_split_box", "conv_split_grad_weight",
-    "conv_unfolded_grad_weight", "recurrent", "recurrent_grad",
+    "conv_unfolded_grad_weight", "recurrent_fused", "recurrent_grad_fused",
 }  # fmt: skip
 # Families whose blocks have three axes instead of two.
 CUBES = {"gemm_thin"}

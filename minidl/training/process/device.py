@@ -9,7 +9,9 @@ import os
 from typing import Any
 
 from minidl.common import import_lock
+from minidl.common.console import echo
 from minidl.compilation import compiler_processes
+from minidl.cpu import build
 from minidl.distributed import workers
 from minidl.errors import ConfigError
 from minidl.training.process import helpers
@@ -17,21 +19,26 @@ from minidl.training.process import helpers
 _VARIABLE = "TRITON_INTERPRET"
 _ON = ("1", "true", "on", "yes", "y")
 _TILES = "MINIDL_TILES"
+_CPU = "MINIDL_CPU"
 _MOST = 64  # processes that interpret kernels
 
 
-def choose(device: str) -> None:
-    """Set up this process for "auto", "cuda" or "cpu".
+def choose(device: str, compile_for_cpu: bool = False) -> None:
+    """Set up this process for "auto", "cuda" or "cpu". A CPU interprets kernels or, if wanted and possible without a
+    GPU in the machine, compiles them.
 
     Raises ConfigError if a CUDA device is needed and missing, if the user's TRITON_INTERPRET contradicts `device`, and
     if MINIDL_TILES names invalid tile tables or estimates.
     """
     variable = os.environ.get(_VARIABLE)
     interpret = variable is not None and variable.lower() in _ON
+    wants_cpu = compile_for_cpu and device != "cuda" and variable is None and not compiler_processes.has_gpu("auto")
+    compiled = wants_cpu and _compiles_for_cpu()
     if device == "cpu":
         if variable is not None and not interpret:
             raise ConfigError(f"--device cpu interprets kernels, but {_VARIABLE}={variable} is set: unset it")
-        os.environ[_VARIABLE] = "1"
+        if not compiled:
+            os.environ[_VARIABLE] = "1"
     elif device == "cuda" and interpret:
         raise ConfigError(f"--device cuda compiles kernels, but {_VARIABLE}={variable} is set: unset it")
     elif device == "cuda" or (variable is not None and not interpret):
@@ -44,6 +51,20 @@ def choose(device: str) -> None:
             devices.check()
         except tile_tables.TableError as error:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
+
+
+def _compiles_for_cpu() -> bool:
+    """Have kernels compiled for the CPU unless MINIDL_CPU says otherwise or no C compiler works; return whether."""
+    choice = os.environ.get(_CPU)
+    if choice == "interpreted":
+        return False
+    if build.compiler() is not None:
+        os.environ[_CPU] = "compiled"
+        return True
+    if choice == "compiled":
+        raise ConfigError(f"{_CPU} is {choice!r}, but {build.NO_COMPILER}; or unset it")
+    echo(f"kernels are interpreted, which is slow: {build.NO_COMPILER}", error=True)
+    return False
 
 
 def processes(devices: int | str, device: str) -> int:
@@ -63,9 +84,11 @@ def processes(devices: int | str, device: str) -> int:
 def prepare(device: str, module: str) -> Any:
     """Choose the device, then import and return the module that works on it. Raises as `choose`.
 
+    Without a GPU, kernels are compiled for the CPU if possible.
+
     For a GPU, threads meanwhile create its context (0.3 s) and hash Triton's files (0.3 s) for the keys of its cache.
     """
-    choose(device)
+    choose(device, compile_for_cpu=True)
     waits = []
     if compiler_processes.has_gpu(device):
         waits.append(helpers.in_thread(_wake_driver))
