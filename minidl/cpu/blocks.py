@@ -92,10 +92,7 @@ def _load(translator: Translator, operation: Operation) -> list[Value]:
     mask, other = (*rest, None, None)[:2]
     element = pointer.element[4:-1]
     if not operation.types.strip().startswith("tensor<"):
-        variable = translator.code.fresh("s")
-        translator.code.write(f"{c_type(element)} {variable};")
-        translator.nest((), lambda nest, at: nest.write(f"{variable} = {nest.load(pointer, mask, other, at)};"))
-        return [name(variable, element)]
+        return [translator.scalar(element, lambda nest, at: nest.load(pointer, mask, other, at))]
     target = translator.memory(element, pointer.shape)
     translator.nest(
         pointer.shape, lambda nest, at: nest.assign(target, at, nest.load(pointer, mask, other, at)), [pointer]

@@ -51,9 +51,8 @@ def compiler() -> Compiler | None:
     """Return the first of $CC, cc, gcc, clang and the package ziglang that compiles and whose result loads, or None."""
     zig = (sys.executable, "-P", "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
     for command in ((os.environ.get("CC", ""),), ("cc",), ("gcc",), ("clang",), zig):
-        if not (command and shutil.which(command[0])):
-            continue
-        for options in (OPTIONAL, OPTIONAL[:1], OPTIONAL[1:], ()):
+        present = command and shutil.which(command[0])
+        for options in (OPTIONAL, OPTIONAL[:1], OPTIONAL[1:], ()) if present else ():
             if _works(Compiler(command, "", options)):
                 version = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
                 return Compiler(command, version, options)
@@ -119,8 +118,7 @@ def lookup(name: str) -> ctypes.CDLL | None:
 
 def store(name: str, source: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile C, keep the library if the folder can be written, and load it. Raises CompilerError."""
-    chosen = compiler()
-    if chosen is None:
+    if (chosen := compiler()) is None:
         raise CompilerError(NO_COMPILER)
     with tempfile.TemporaryDirectory() as temporary:
         built = _compile(chosen, source, Path(temporary) / "kernel.so", flags)

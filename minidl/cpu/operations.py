@@ -17,8 +17,10 @@ _SYMBOLS = {
 }  # fmt: skip
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _FLOATS = ("f32", "f64", "f16", "bf16")
-# Functions of libm by their names in TTIR, where C has another one.
-_LIBM = {"absf": "fabs", "roundeven": "rint"}
+# Functions of libm by their names in TTIR.
+_LIBM = {"absf": "fabs", "roundeven": "rint", "powf": "pow"}
+_SAME = "acos asin atan atan2 cbrt ceil cos cosh erf exp expm1 floor fma log log10 log1p round sin sinh sqrt tan tanh"
+_LIBM |= {name: name for name in f"{_SAME} copysign exp2 log2 trunc".split()}
 _OURS = {"exp", "exp2", "log", "log2"}  # of prelude.h, for float
 
 Format = Callable[..., str]
@@ -130,13 +132,17 @@ def _bitcast(source: str, target: str) -> Format:
     return lambda a: f"{of_bits or f'({c_type(target)})'}({to_bits}({a}))"
 
 
-def _function(name: str, target: str) -> Format:
+def _function(name: str, target: str) -> Format | None:
+    if name == "absi":
+        return lambda a: f"{a} < 0 ? ({c_type(target)})(-(u{c_type(target)}){a}) : {a}"
     if name in _OURS and target != "f64":
         return lambda a: rounded(f"{name}_f32({a})", target)
     suffix = "" if target == "f64" else "f"
     if name == "rsqrt":
         return lambda a: rounded(f"1.{suffix} / sqrt{suffix}({a})", target)
-    return lambda *a: rounded(f"{_LIBM.get(name, name)}{suffix}({', '.join(a)})", target)
+    if name not in _LIBM:
+        return None
+    return lambda *a: rounded(f"{_LIBM[name]}{suffix}({', '.join(a)})", target)
 
 
 def chosen(condition: str, a: str, b: str, element: str) -> str:

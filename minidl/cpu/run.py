@@ -106,10 +106,7 @@ def ttir(source: Any, options: Any) -> str:
 
 def _flat(values: Any) -> Iterator[Any]:
     for value in values:
-        if isinstance(value, tuple):
-            yield from _flat(value)
-        else:
-            yield value
+        yield from _flat(value) if isinstance(value, tuple) else (value,)
 
 
 def _kinds(signature: Any) -> Iterator[str]:

@@ -53,10 +53,14 @@ class Translator:
         """Return a number in a variable of C, or a constant."""
         if value.kind in ("name", "constant"):
             return value
+        return self.scalar(value.element, lambda nest, at: nest.value(value, at))
+
+    def scalar(self, element: str, text: Callable[[Nest, Indices], str]) -> Value:
+        """Return a number whose text is written in a variable of C."""
         variable = self.code.fresh("s")
-        self.code.write(f"{c_type(value.element)} {variable};")
-        self.nest((), lambda nest, at: nest.write(f"{variable} = {nest.value(value, at)};"))
-        return name(variable, value.element)
+        self.code.write(f"{c_type(element)} {variable};")
+        self.nest((), lambda nest, at: nest.write(f"{variable} = {text(nest, at)};"))
+        return name(variable, element)
 
     def nest(
         self, shape: tuple[int, ...], body: Callable[[Nest, Indices], None], pointers: Sequence[Value] = ()

@@ -56,7 +56,7 @@ def test_what_the_compiler_says_is_in_the_error(folder):
 
 def test_without_a_compiler_the_error_says_what_to_install(folder, monkeypatch):
     monkeypatch.setattr(build, "compiler", lambda: None)
-    with pytest.raises(build.CompilerError, match="install gcc or clang, or pip install ziglang"):
+    with pytest.raises(build.CompilerError, match="install gcc or clang, or run pip install ziglang"):
         build.library("answer", SOURCE)
 
 

@@ -76,3 +76,18 @@ def test_atomics_are_refused_with_their_line():
 
 def test_a_tensor_on_the_cpu_is_where_new_tensors_are():
     assert minidl.zeros(3).device.type == "cpu"
+
+
+@triton.jit
+def _absolute_kernel(p_x, p_y, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    b_x = tl.load(p_x + o, mask=o < n, other=0)
+    tl.store(p_y + o, tl.abs(b_x), mask=o < n)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64])
+def test_absolute_values(dtype):
+    x = torch.tensor([-7, 0, 9, torch.iinfo(dtype).min if not dtype.is_floating_point else -0.0], dtype=dtype)
+    y = torch.empty_like(x)
+    launch.run(_absolute_kernel, (1,), x, y, len(x), BLOCK=16)
+    assert torch.equal(y, x.abs())
