@@ -23,7 +23,7 @@ import triton
 
 from minidl.runtime import launch_hooks, tile_tables
 from minidl.runtime.precision import precision as dtype_precision
-from minidl.runtime.target import target
+from minidl.runtime.target import COMPILED_CPU, target
 
 Record = TypeVar("Record")
 
@@ -97,6 +97,13 @@ def table(family: str) -> tile_tables.Table:
         raise KeyError(f"no tile table {family}.json; known: {', '.join(families())}") from None
 
 
+def rules(family: str, target_: str) -> list[dict[str, Any]]:
+    """Return a family's rules for a target; where kernels are compiled for the CPU, those of "cpu" if there are any."""
+    by_target = table(family)
+    on_cpu = COMPILED_CPU and target_ == target()
+    return by_target["cpu"] if on_cpu and "cpu" in by_target else by_target[target_]
+
+
 def families() -> list[str]:
     """Return the names of the kernel families that have a tile table."""
     return sorted(path.stem for path in tile_tables.FOLDER.glob("*.json"))
@@ -108,7 +115,7 @@ def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None
     With `dtype`, only the tiles that some shape of this dtype can get; float32 uses the precision in use.
     """
     distinct: list[Tile] = []
-    for rule in table(family)[name or target()]:
+    for rule in rules(family, name or target()):
         when = rule.get("when", {})
         if dtype is not None and not _matches_dtype(when, dtype, dtype_precision(dtype)):
             continue
@@ -152,7 +159,7 @@ def _choose(
 ) -> tuple[Tile, ...]:
     extents = dict(shape)
     distinct: list[Tile] = []
-    for rule in table(family)[target_]:
+    for rule in rules(family, target_):
         when = rule.get("when", {})
         if _matches_dtype(when, dtype, precision) and _matches_shape(when, extents):
             tile_ = _cut(tile_of(rule), extents, floor)

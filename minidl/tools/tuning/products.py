@@ -152,11 +152,11 @@ def transposed_convolution(kind: Kind, form: str) -> Iterator[Problem]:
 
 
 def attention(kind: Kind, *wrt: int) -> Iterator[Problem]:
-    """Yield causal and full attention of heads of the family's largest size."""
+    """Yield full, causal and masked attention of heads of the family's largest size."""
     E = int(kind.family.rpartition("_")[2])
     B, H, L = (1, 2, 200) if kind.small else (4, 16, 2048)
-    for is_causal in (False, True):
-        shapes = ((B, H, L, E),) * 3
-        inputs = tensors(*shapes, None, is_causal=is_causal)
-        label = f"{B}x{H}x{L}x{E}{' causal' if is_causal else ''}"
+    for what in ("", " causal", " masked"):
+        mask = (L, L) if what == " masked" else None
+        inputs = tensors(*((B, H, L, E),) * 3, mask, is_causal=what == " causal")
+        label = f"{B}x{H}x{L}x{E}{what}"
         yield kind.operation(label, "scaled_dot_product_attention", wrt, inputs)
