@@ -154,6 +154,8 @@ TESTED_ELSEWHERE = {
     "conv_fft": "tests/kernels/test_conv_fft.py",
     "conv_fft_product": "tests/kernels/test_conv_fft.py",
     "recurrent": "tests/kernels/test_recurrent.py",
+    "recurrent_fused": "tests/kernels/test_recurrent.py",
+    "recurrent_grad_fused": "tests/kernels/test_recurrent.py",
     "recurrent_grad": "tests/kernels/test_recurrent.py",
     "update": "tests/kernels/test_update.py",
     "update_measure": "tests/kernels/test_update.py",

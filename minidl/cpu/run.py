@@ -36,7 +36,7 @@ class Compiled(NamedTuple):
     kinds: tuple[str, ...]
 
     def launch(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """Run all programs. Raises MemoryError."""
+        """Run all programs; args may have addresses in place of tensors. Raises MemoryError."""
         slots = [_SLOTS[kind](value) for kind, value in zip(self.kinds, _flat(args), strict=False) if kind]
         values = (ctypes.c_int64 * len(slots))(*slots)
         sizes = (ctypes.c_int64 * 3)(*(*grid, 1, 1)[:3])
@@ -123,7 +123,7 @@ def _kinds(signature: Any) -> Iterator[str]:
 
 
 _SLOTS: dict[str, Callable[[Any], int]] = {
-    "pointer": lambda value: int(value.data_ptr()),
+    "pointer": lambda value: value if isinstance(value, int) else int(value.data_ptr()),
     "integer": int,
     "fp32": lambda value: int(struct.unpack("I", struct.pack("f", value))[0]),
     "fp64": lambda value: int(struct.unpack("q", struct.pack("d", value))[0]),

@@ -250,7 +250,7 @@ SPEC = OpSpec(
     bound=_bound,
     grad_bound=_grad_bound,
     differentiable=(0, 1, 2, 3, 4),
-    families=("recurrent", "recurrent_grad"),
+    families=("recurrent", "recurrent_fused", "recurrent_grad", "recurrent_grad_fused"),
     examples={
         **{
             f"{mode}, {H}": partial(_arguments, mode=mode, H=H, sizes=(12, 5, 5), reverse=H > 100)

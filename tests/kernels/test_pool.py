@@ -197,6 +197,24 @@ def test_two_runs_give_the_same_bits(ours, device):
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"])
+@pytest.mark.parametrize("sizes", [(3, 2, 1), (11, 11, 0), (2, 3, 0)])
+def test_contiguous_images_stay_contiguous_and_have_the_same_results(device, name, sizes):
+    kernel, stride, padding = sizes
+    size = (12,) * int(name[-2])
+    x = torch.randn(2, 5, *size, device=device)
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    results = []
+    for order in (torch.contiguous_format, last):
+        leaf = Tensor(x.contiguous(memory_format=order), requires_grad=True)
+        y = getattr(ops, name)(leaf, kernel, stride, padding)
+        y.backward(Tensor(torch.ones_like(y.data)))
+        assert y.data.is_contiguous(memory_format=order)
+        assert leaf.grad.data.is_contiguous(memory_format=order)
+        results.append((y.data, leaf.grad.data))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_channels_last_stays_without_a_copy(device):
     x = torch.randn(2, 8, 6, 6, device=device).to(memory_format=torch.channels_last)
     assert kernels.last(x).data_ptr() == x.data_ptr()

@@ -44,6 +44,7 @@ class RecordedLaunch(NamedTuple):
     descriptors: tuple[tuple[int, Location], ...]
     compiled: fast_launch.CompiledLaunch | None
     unpacked: fast_launch.UnpackedLaunch | None
+    on_cpu: Any = None  # the kernel compiled for the CPU
 
     def relocated(self, relocate: Callable[[Location], Location]) -> RecordedLaunch:
         """Return the launch with other locations."""
@@ -79,6 +80,9 @@ class RecordedCall(NamedTuple):
             stream = fast_launch.stream()
             for recorded in self.launches:
                 _launch(recorded, stream, addresses)
+        elif launch.COMPILED_CPU:
+            for recorded in self.launches:
+                _launch_on_cpu(recorded, addresses)
         else:
             for recorded in self.launches:
                 _interpret(recorded, tensors)
@@ -92,6 +96,13 @@ def _interpret(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
     for i, location in recorded.descriptors:
         args[i] = of_base(recorded.args[i], location.of(tensors))
     launch.run(recorded.kernel, recorded.grid, *args, **recorded.meta)
+
+
+def _launch_on_cpu(recorded: RecordedLaunch, addresses: list[int]) -> None:
+    args = list(recorded.args)
+    for i, location in recorded.tensors:
+        args[i] = addresses[location.base] + location.offset
+    recorded.on_cpu.launch(recorded.grid, args)
 
 
 def _launch(recorded: RecordedLaunch, stream: int, addresses: list[int]) -> None:

@@ -116,6 +116,11 @@ def _recorded_launch(
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
+    on_cpu = None
+    if launch.COMPILED_CPU:
+        from minidl.cpu import run as cpu
+
+        on_cpu = cpu.lookup(kernel, args, meta)
     unpacked = None if compiled is None else fast_launch.unpack(compiled, args)
     if unpacked is not None:
         for i, _ in (*tensors, *descriptors):
@@ -124,7 +129,7 @@ def _recorded_launch(
         None if isinstance(x, torch.Tensor) else of_base(x, None) if isinstance(x, TensorDescriptor) else x
         for x in args
     )
-    return RecordedLaunch(kernel, grid, fixed, meta, tensors, descriptors, compiled, unpacked)
+    return RecordedLaunch(kernel, grid, fixed, meta, tensors, descriptors, compiled, unpacked, on_cpu)
 
 
 def _plan_memory(

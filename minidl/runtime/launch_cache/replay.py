@@ -33,7 +33,7 @@ _RECORD_NEXT, _NEVER = "record next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
 # In the interpreter kernels take longer than what replaying saves, so it is on only in tests.
-_state = {"on": not launch.ON_CPU, "at_once": False}
+_state = {"on": not launch.INTERPRETED, "at_once": False}
 
 
 class Calls:
