@@ -40,7 +40,7 @@ class MaxPool2d(Function):
     def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool, dtype: torch.dtype | None = None) -> Any:
         y, taps = kernels.max_pool2d(x, at, indices or ctx.needs[0], dtype)
         ctx.save(taps)
-        ctx.at, ctx.dtypes = at, (x.dtype, y.dtype)
+        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, y.dtype), kernels.planes(x) is not None
         if not indices:
             return y
         assert taps is not None
@@ -49,7 +49,7 @@ class MaxPool2d(Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
         (taps,) = ctx.saved
-        return kernels.max_pool2d_grad(dy, taps, ctx.at, ctx.dtypes[0]), *(None for _ in ctx.needs[1:])
+        return kernels.max_pool2d_grad(dy, taps, ctx.at, ctx.dtypes[0], ctx.contiguous), *(None for _ in ctx.needs[1:])
 
 
 def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:

@@ -75,7 +75,8 @@ def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor
     replay=True,
 )
 def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
-    return kernels.max_pool2d_grad(dy, indices, kernels.windows("max_pool2d", (size[0], size[1]), *settings))
+    at = kernels.windows("max_pool2d", (size[0], size[1]), *settings)
+    return kernels.max_pool2d_grad(dy, indices, at, contiguous=kernels.planes(indices) is not None)
 
 
 def _fake_avg(x: Any, size: Any, output: Any, *more: Any) -> torch.Tensor:

@@ -264,11 +264,11 @@ def max_pool2d(
 
 @replayed
 def max_pool2d_grad(
-    dy: torch.Tensor, taps: torch.Tensor, at: Windows, dtype: torch.dtype | None = None
+    dy: torch.Tensor, taps: torch.Tensor, at: Windows, dtype: torch.dtype | None = None, contiguous: bool = False
 ) -> torch.Tensor:
-    """Return dx [N, C, H, W] from dy and the taps of the maxima, both [N, C, OH, OW]."""
-    if (alone := planes(taps)) is not None:
-        return joined(max_pool2d_grad(dy.reshape(alone.shape), alone, at, dtype), dy)
+    """Return dx [N, C, H, W] from dy and the taps of the maxima, both [N, C, OH, OW], channels-last or contiguous."""
+    if contiguous and dy.shape[1] > 1:
+        return joined(max_pool2d_grad(*(t.flatten(0, 1).unsqueeze(1) for t in (dy, taps)), at, dtype), dy)
     prepared, dx = _plan(dy, at, dtype, mean=False, back=True)
     prepared.run(last(dy), last(taps), dx)
     return dx.permute(0, 3, 1, 2)
