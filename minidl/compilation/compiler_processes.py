@@ -20,6 +20,7 @@ _WITHOUT_TORCH = "from minidl.compilation import fake_torch; fake_torch.install(
 # The processes do not use the GPU that they compile for, and must not have threads when they fork.
 _ENVIRONMENT = {
     "TRITON_INTERPRET": "0",
+    "MINIDL_CPU": "interpreted",
     "CUDA_VISIBLE_DEVICES": "",
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }

@@ -97,11 +97,10 @@ def table(family: str) -> tile_tables.Table:
         raise KeyError(f"no tile table {family}.json; known: {', '.join(families())}") from None
 
 
-def rules(family: str, target_: str) -> list[dict[str, Any]]:
-    """Return a family's rules for a target; where kernels are compiled for the CPU, those of "cpu" if there are any."""
-    by_target = table(family)
-    on_cpu = COMPILED_CPU and target_ == target()
-    return by_target["cpu"] if on_cpu and "cpu" in by_target else by_target[target_]
+def table_target(family: str, target_: str) -> str:
+    """Return the target whose rules apply: "cpu", if the table has it, where kernels are compiled for the CPU."""
+    on_cpu = COMPILED_CPU and target_ == target() and not launch_hooks.for_other_target()
+    return "cpu" if on_cpu and "cpu" in table(family) else target_
 
 
 def families() -> list[str]:
@@ -115,7 +114,7 @@ def tiles(family: str, name: str | None = None, dtype: torch.dtype | None = None
     With `dtype`, only the tiles that some shape of this dtype can get; float32 uses the precision in use.
     """
     distinct: list[Tile] = []
-    for rule in rules(family, name or target()):
+    for rule in table(family)[table_target(family, name or target())]:
         when = rule.get("when", {})
         if dtype is not None and not _matches_dtype(when, dtype, dtype_precision(dtype)):
             continue
@@ -150,7 +149,8 @@ def tiles_for(
     """
     if _State.forced is not None and family in _State.forced:
         return (_State.forced[family],)
-    return _choose(family, target_ or target(), dtype, precision or dtype_precision(dtype), floor, tuple(shape.items()))
+    name = table_target(family, target_ or target())
+    return _choose(family, name, dtype, precision or dtype_precision(dtype), floor, tuple(shape.items()))
 
 
 @cached
@@ -159,7 +159,7 @@ def _choose(
 ) -> tuple[Tile, ...]:
     extents = dict(shape)
     distinct: list[Tile] = []
-    for rule in rules(family, target_):
+    for rule in table(family)[target_]:
         when = rule.get("when", {})
         if _matches_dtype(when, dtype, precision) and _matches_shape(when, extents):
             tile_ = _cut(tile_of(rule), extents, floor)

@@ -152,13 +152,14 @@ def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None
 def _of_volumes(op: str, pool: Any, x: torch.Tensor, plane: Any, depth: Any) -> Any:
     """Return the pool of volumes, by the arguments of a pool of slices, and of columns [D, OH OW]."""
     kernels.checked(op, x, "N, C, D, H, W")
-    lead = x.shape[:2]
-    if x.is_contiguous():
+    lead, in_order = x.shape[:2], x.is_contiguous()
+    if in_order:
         x = x.flatten(0, 1).unsqueeze(1)
     slices = x.contiguous(memory_format=torch.channels_last_3d).movedim(2, 1).flatten(0, 1)
     y = pool(slices, *plane)
     columns = pool(y.unflatten(0, (-1, x.shape[2])).movedim(1, 2).flatten(3), *depth)
-    return columns.unflatten(3, y.shape[2:]).flatten(0, 1).unflatten(0, lead)
+    volumes = columns.unflatten(3, y.shape[2:])
+    return volumes.flatten(0, 1).unflatten(0, lead) if in_order else volumes
 
 
 def _split(settings: list[Any]) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 import triton.backends.nvidia.driver as nvidia
+import triton.language as tl
 from triton.runtime.driver import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -83,6 +84,23 @@ def test_calls_that_do_more_than_launch_are_never_replayed():
     assert not _twice(lambda a, b: elementwise.add(a, captured), (a, b)), "a tensor that is no input"
     assert not _twice(lambda a, b: elementwise.add(a, b) if a.sum() > 0 else b, (a, b)), "a choice by values"
     assert not _twice(lambda a, b: (launch.note_indirect(lambda: [b]), elementwise.add(a, b))[1], (a, b)), "addresses"
+
+
+@triton.jit
+def _pair_kernel(pair, p_y, n, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    m = o < n
+    tl.store(p_y + o, tl.load(pair[0] + o, mask=m) + tl.load(pair[1] + o, mask=m), mask=m)
+
+
+def _sum_of_pair(a, b):
+    y = torch.empty_like(a)
+    launch.run(_pair_kernel, (1,), (a, b), y, len(a), BLOCK=16)
+    return y
+
+
+def test_launches_with_tensors_in_a_tuple_are_not_replayed():
+    assert not _twice(_sum_of_pair, (_x(8), _x(8)), (_x(8), _x(8)))
 
 
 def test_results_keep_their_layout_and_may_be_inputs():

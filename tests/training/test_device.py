@@ -73,6 +73,9 @@ def test_without_a_compiler_kernels_are_interpreted_with_a_note(no_gpu, monkeypa
     monkeypatch.setenv("MINIDL_CPU", "compiled")
     with pytest.raises(ConfigError, match="MINIDL_CPU is 'compiled', but no C compiler works"):
         device.choose("auto", compile_for_cpu=True)
+    monkeypatch.setenv("MINIDL_CPU", "interpret")
+    with pytest.raises(ConfigError, match="MINIDL_CPU is 'interpret', expected compiled or interpreted"):
+        device.choose("auto", compile_for_cpu=True)
 
 
 @pytest.mark.parametrize("given", [None, "1"])

@@ -108,6 +108,13 @@ def _recorded(result: Any, tape: Tape, inputs: list[torch.Tensor], buffers: list
     )
 
 
+def _holds_tensors(value: Any) -> bool:
+    """Return whether a sequence has tensors, which are not located."""
+    if not isinstance(value, tuple | list):
+        return False
+    return any(isinstance(each, torch.Tensor | TensorDescriptor) or _holds_tensors(each) for each in value)
+
+
 def _recorded_launch(
     kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any], locate: Callable[..., Location]
 ) -> RecordedLaunch:
@@ -116,11 +123,15 @@ def _recorded_launch(
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
+    if any(map(_holds_tensors, args)):
+        raise _UnsupportedError
     on_cpu = None
     if launch.COMPILED_CPU:
         from minidl.cpu import run as cpu
 
         on_cpu = cpu.lookup(kernel, args, meta)
+        if on_cpu is None or descriptors:
+            raise _UnsupportedError
     unpacked = None if compiled is None else fast_launch.unpack(compiled, args)
     if unpacked is not None:
         for i, _ in (*tensors, *descriptors):

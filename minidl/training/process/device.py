@@ -56,6 +56,8 @@ def choose(device: str, compile_for_cpu: bool = False) -> None:
 def _compiles_for_cpu() -> bool:
     """Have kernels compiled for the CPU unless MINIDL_CPU says otherwise or no C compiler works; return whether."""
     choice = os.environ.get(_CPU)
+    if choice not in (None, "compiled", "interpreted"):
+        raise ConfigError(f"{_CPU} is {choice!r}, expected compiled or interpreted")
     if choice == "interpreted":
         return False
     if build.compiler() is not None:
