@@ -23,6 +23,7 @@ TITLES = {
     "nvidia-h200": "Operations and networks", "commands-": "Commands", "networks-": "Networks",
     "scaling-": "Several GPUs", "in-torch-": "PyTorch models", "drawn-": "Random shapes",
     "drawn-regret-": "Random shapes timed in every form",
+    "layers-": "Layers as they are written in PyTorch", "sequences-": "Attention and recurrent layers",
     "generation-": "Image generation with a DCGAN", "launch-cost-": "Cost of a launch",
     "text-network-": "A text network",
     "gemm-ladder-": "Worklog of a matrix product", "convolution-ladder-": "Worklog of a convolution",
