@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from minidl.kernels import pool
 from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, integers, refuses, tensors
 from minidl.testing.specs.make import Make
-from minidl.testing.specs.pool import avg_windows, axis_of, maximum, mean, with_distinct
+from minidl.testing.specs.pool import avg_windows, axis_of, in_either_order, maximum, mean, with_distinct
 
 
 def _volume(make: Make, *sizes: int) -> torch.Tensor:
-    return make.tensor(make.size(0, 3), make.size(1, 17), *sizes)
+    return in_either_order(make, make.tensor(make.size(0, 3), make.size(1, 17), *sizes))
 
 
 def _max_volumes(make: Make) -> Case:
