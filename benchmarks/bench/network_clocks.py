@@ -92,8 +92,8 @@ class Row:
         our_errors, torch_errors = sides.errors_of([ours, theirs], exact, batch)
         self.figures["errors"], self.figures["torch_errors"] = our_errors.as_json(), torch_errors.as_json()
         # TF32 keeps as many bits as float16.
-        kept = torch.float16 if self.net.precision == TF32 else self.dtype
-        self.figures["error_ok"] = sides.right(our_errors, torch_errors, kept)
+        tolerance = torch.float16 if self.net.precision == TF32 else self.dtype
+        self.figures["error_ok"] = sides.right(our_errors, torch_errors, tolerance)
 
     def clock(self, name: str, side: sides.Side, call: Callable[[], Any], graph: bool = True) -> None:
         """Make the clock of a side: its call in a CUDA graph, or launched directly."""

@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 
 
 class CompilerError(RuntimeError):
-    """The compiler is missing, or failed; the message has what it printed."""
+    """No compiler works, or it failed; then the message is what the compiler printed."""
 
 
 class Compiler(NamedTuple):

@@ -1,6 +1,6 @@
 """Pooling of images [N, C, H, W], or of one [C, H, W], and of sequences [N, C, L] as images of one row.
 
-Results have the memory order of contiguous and channels-last images; those of others are channels-last.
+Results of contiguous images are contiguous; all others are channels-last.
 """
 
 from __future__ import annotations

@@ -155,8 +155,8 @@ def attention(kind: Kind, *wrt: int) -> Iterator[Problem]:
     """Yield full, causal and masked attention of heads of the family's largest size."""
     E = int(kind.family.rpartition("_")[2])
     B, H, L = (1, 2, 200) if kind.small else (4, 16, 2048)
-    for what in ("", " causal", " masked"):
-        mask = (L, L) if what == " masked" else None
-        inputs = tensors(*((B, H, L, E),) * 3, mask, is_causal=what == " causal")
-        label = f"{B}x{H}x{L}x{E}{what}"
+    for variant in ("", " causal", " masked"):
+        mask = (L, L) if variant == " masked" else None
+        inputs = tensors(*((B, H, L, E),) * 3, mask, is_causal=variant == " causal")
+        label = f"{B}x{H}x{L}x{E}{variant}"
         yield kind.operation(label, "scaled_dot_product_attention", wrt, inputs)
