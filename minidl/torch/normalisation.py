@@ -50,7 +50,12 @@ def mark_updated(mean: Any, var: Any, batches: Any) -> None:
 
 def _fake(x: Any, *_: Any) -> tuple[torch.Tensor, ...]:
     vector = x.new_empty(x.shape[1], dtype=accumulator(x.dtype))
-    return last(x.shape, x), vector, torch.empty_like(vector)
+    return _like(x), vector, torch.empty_like(vector)
+
+
+def _like(x: Any) -> torch.Tensor:
+    """Return a result in the memory order that the kernels choose for x."""
+    return torch.empty_like(x) if kernels.in_planes(x) else last(x.shape, x)
 
 
 def _save(ctx: Any, inputs: Any, output: Any, training: bool = True) -> None:
@@ -162,7 +167,7 @@ def _fake_backward(
     mask: Any,
 ) -> list[torch.Tensor]:  # fmt: skip
     vectors = (x.new_empty(x.shape[1], dtype=(x if vector is None else vector).dtype) for vector in (weight, bias))
-    return [last(x.shape, x), *vectors, last(x.shape, x)]
+    return [_like(x), *vectors, _like(x)]
 
 
 @operator(
@@ -196,7 +201,8 @@ def batch_norm(
 ) -> torch.Tensor:  # fmt: skip
     """torch.nn.functional.batch_norm with addition and activation in the same kernel: act(batch_norm + added).
 
-    Training increments num_batches_tracked; a momentum of None averages over all batches. The result is channels-last.
+    Training increments num_batches_tracked; a momentum of None averages over all batches. The result of a contiguous
+    input is contiguous, else channels-last.
     """
     name, slope = parts(act)
     if training:

@@ -22,6 +22,7 @@ SMALL = {
     "norm_grad": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
     "norm_join": launch.Tile({"BLOCK_B": 4, "BLOCK_C": 2}),
     "norm_stats": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
+    "norm_planes": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
     "norm_sums": launch.Tile({"BLOCK_M": 8, "BLOCK_C": 2}),
 }
 
@@ -77,6 +78,24 @@ def test_values_and_gradients_are_torchs(shape, training, forced, device, monkey
         torch.testing.assert_close(a, e, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 16, 16), (5, 3, 7, 9), (3, 4, 40), (3, 2, 2, 3, 4)])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("processors", [1, 2, 32])
+def test_planes_are_read_and_written_in_their_order(shape, training, processors, device, monkeypatch):
+    """Bands have several images, one, or a part of one; nothing is copied, and results are those of channels-last."""
+    monkeypatch.setattr(launch, "processors", lambda: processors)
+    C = shape[1]
+    x, w, b = (numbers(*size, seed=i, dtype=torch.float32).to(device) for i, size in enumerate((shape, (C,), (C,))))
+    running = numbers(C, seed=4).to(device), numbers(C, seed=5).to(device).abs() + 0.1
+    dy = numbers(*shape, seed=9).to(x)
+    with launch.force(**SMALL):
+        planes = differentiated(x, w, b, training, "relu", dy, running)
+        rows = differentiated(x.movedim(1, -1).contiguous().movedim(-1, 1), w, b, training, "relu", dy, running)
+    assert all(values.is_contiguous() for values in planes[:2])
+    for got, expected in zip(planes, rows, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+
+
 @pytest.mark.parametrize("shape", [(40, 5), (5, 3, 4, 6), (3, 16, 3, 3), (7, 1, 3, 3), (3, 2, 2, 3, 4)])
 @pytest.mark.parametrize("training", [True, False])
 def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, device, monkeypatch):
@@ -98,7 +117,7 @@ def test_channels_of_a_wider_tensor_are_read_where_they_lie(shape, training, dev
         apart = differentiated(x, w, b, training, "relu", dy, running)
     assert any(t is not None and t.data_ptr() == x.data_ptr() for args in read for t in args)
     with launch.force(**SMALL):
-        dense = differentiated(x.contiguous(), w, b, training, "relu", dy, running)
+        dense = differentiated(x.movedim(1, -1).contiguous().movedim(-1, 1), w, b, training, "relu", dy, running)
     for got, expected in zip(apart, dense, strict=True):
         # A GPU's compiler joins other products and sums to one rounding: of four that a gradient has.
         off = 0.0 if launch.INTERPRETED else 4 * 2.0**-24 * expected.abs().max().item()
@@ -193,7 +212,7 @@ def test_few_channels_fill_a_gpu(monkeypatch):
     monkeypatch.setattr(launch, "processors", lambda: 132)
     tile = launch.Tile({"BLOCK_M": 64, "BLOCK_C": 16})
     with launch.force(norm_stats=tile):
-        assert norm.bands(128 * 56 * 56, 16, torch.float16, "norm_stats") > 7 * 132
+        assert norm.bands(torch.Size([128, 16, 56, 56]), torch.float16, "norm_stats") > 7 * 132
 
 
 def test_two_runs_give_the_same_bits(device, monkeypatch):

@@ -9,8 +9,9 @@
     dz = dy act'(z)         dbias = sum dz                 dweight = sum dz n,  n = (x - mean) rstd
     dx = weight rstd (dz - (dbias + n dweight) / M)        with running statistics  dx = weight rstd dz
 
-Ioffe and Szegedy, arXiv 1502.03167. The kernels use channels-last memory, a matrix [M, C]. Each program reduces a band
-of rows of BLOCK_C channels, so that few channels fill a GPU as well; a second launch joins the bands in order.
+Ioffe and Szegedy, arXiv 1502.03167. The kernels read channels-last memory, a matrix [M, C], or contiguous planes
+[N, C, S], and write the same order. Each program reduces a band of values of BLOCK_C channels, so that few channels
+fill a GPU as well; a second launch joins the bands in order.
 
 Statistics stay accurate for large means: the kernels subtract the channel's first value, and each lane of a band
 updates its mean and its sum of squared distances from the mean value by value (Welford, Technometrics 4(3), 1962).
@@ -19,14 +20,15 @@ Statistician 37(3), 1983), and so are the shards of a batch. A convolution can s
 (`gemm.fused_statistics`); then x is not read for them. The gradient saves x, mean and rstd, and recomputes z.
 
 Read in this order: `statistics`, `values` (with the gradient), `alone` (all in one launch, for few values), and `fold`
-(for inference). `rows` has the shared parts and the plan of a launch.
+(for inference). `layout` says where values are in memory, `launches` has the plan of a launch.
 """
 
-from minidl.kernels.norm.rows import bands, check_arguments, check_vectors, depth
+from minidl.kernels.norm.launches import bands, check_arguments, check_vectors, depth
+from minidl.kernels.norm.layout import in_planes
 from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics, join_shards
 from minidl.kernels.norm.values import normalise, normalise_grad
 
 __all__ = [
-    "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "join_shards",
-    "normalise", "normalise_grad",
+    "Buffers", "Statistics", "bands", "batch_statistics", "check_arguments", "check_vectors", "depth", "in_planes",
+    "join_shards", "normalise", "normalise_grad",
 ]  # fmt: skip

@@ -14,7 +14,8 @@ import triton.language as tl
 
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.rows import channel, copy_back, epilogue_of, plan_of, row_stride, rows_of, shaped, strided_rows
+from minidl.kernels.norm.launches import channel, copy_back, epilogue_of, plan_of
+from minidl.kernels.norm.layout import dense, in_planes, row_stride, shaped, strided
 from minidl.kernels.norm.statistics import Buffers, Statistics, count_batch, load_running, store_statistics
 from minidl.kernels.norm.values import shifted_and_dz
 from minidl.kernels.reduce import as_multiple, opaque
@@ -119,8 +120,8 @@ def batch_norm_grad_alone_kernel(
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Whether x [N, C, ...] has few enough values per channel."""
-    return 0 < x.numel() <= min(MOST * x.shape[1], 2**31 - 1)
+    """Whether x [N, C, ...] has few enough values per channel, in rows."""
+    return not in_planes(x) and 0 < x.numel() <= min(MOST * x.shape[1], 2**31 - 1)
 
 
 def _opaque(x: torch.Tensor) -> bool:
@@ -133,7 +134,7 @@ def normalised(
     eps: float, act: Activation,
 ) -> tuple[torch.Tensor, Statistics]:  # fmt: skip
     """Return `norm.normalise` of x [N, C, ...] with its `norm.batch_statistics`, and these statistics."""
-    rows = strided_rows(x)
+    rows = strided(x, False)
     C = x.shape[1]
     plan = plan_of("norm_alone", rows)
     y = rows.new_empty(rows.shape)
@@ -154,7 +155,7 @@ def normalised_grad(
     act: Activation, so_far: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dweight, dbias) as `norm.normalise_grad` in training; None for a missing weight or bias."""
-    rows_dy, rows, rows_so_far = rows_of(dy), strided_rows(x), None if so_far is None else strided_rows(so_far)
+    rows_dy, rows, rows_so_far = dense(dy, False), strided(x, False), None if so_far is None else strided(so_far, False)
     plan = plan_of("norm_alone", rows)
     sizes = plan.sizes._replace(s_so_far=0 if rows_so_far is None else rows_so_far.stride(0))
     dx = rows.new_empty(rows.shape)

@@ -14,7 +14,18 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.rows import copy_back, plan_of, row_stride, strided_rows
+from minidl.kernels.norm.launches import copy_back, plan_of
+from minidl.kernels.norm.layout import (
+    Sizes,
+    block_values,
+    blocks,
+    channel_offsets,
+    channels,
+    in_planes,
+    row_offsets,
+    row_stride,
+    strided,
+)
 from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -29,32 +40,37 @@ def count_batch(p_tracked, first):
 
 @triton.jit
 def batch_norm_stats_kernel(p_x, p_mean, p_m2, p_tracked, sizes, tile: tl.constexpr, EARLY: tl.constexpr):
-    """Write mean (minus the first row) and sum of squared distances from it per band, [bands, C]; count the batch."""
+    """Write mean (minus the first value) and sum of squared distances from it per band, [bands, C]; count the batch."""
     wait(EARLY)
-    M, band, C = sizes.M, sizes.band, as_multiple(sizes.C, tile.ALIGN)
+    C = channels(sizes, tile)
     s_x = row_stride(sizes.s_x, C, tile)
     o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
-    start = tl.program_id(1).to(tl.int64) * band
-    rows = tl.minimum(M - start, band)
-    b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tile.ACC)  # [BLOCK_C]
+    start = tl.program_id(1).to(tl.int64) * sizes.band
+    end = tl.minimum(start + sizes.band, sizes.M)
+    o_channel = channel_offsets(o_c, sizes, tile)
+    b_first = tl.load(p_x + o_channel, mask=m_c[None, :], other=0).to(tile.ACC)  # [1, BLOCK_C]
     b_mean = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
     b_m2 = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
-    b_count = tl.full((1, 1), 0.0, tile.ACC)
-    for m in range(0, band, tile.BLOCK_M):
-        o_m = m + tl.arange(0, tile.BLOCK_M)
-        m_mc = (o_m < rows)[:, None] & m_c[None, :]
-        p_m = p_x + (start + o_m) * s_x
-        b_x = tl.load(p_m[:, None] + o_c[None, :], mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
-        b_x -= b_first[None, :]
-        b_count += 1.0
+    b_count = tl.full((tile.BLOCK_M if tile.PIXELS else 1, 1), 0.0, tile.ACC)
+    for i in range(blocks(start, end, sizes, tile)):
+        o_m, m_m = block_values(start, end, i, sizes, tile)
+        m_mc = m_m[:, None] & m_c[None, :]
+        p_m = p_x + row_offsets(o_m, s_x, tile)
+        b_x = tl.load(p_m + o_channel, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
+        b_x -= b_first
+        if tile.PIXELS:
+            b_count += m_m.to(tile.ACC)[:, None]
+        else:
+            b_count += 1.0
         b_delta = tl.where(m_mc, b_x - b_mean, 0.0)
-        b_mean += b_delta * (1.0 / b_count)
+        b_mean += b_delta * (1.0 / (tl.maximum(b_count, 1.0) if tile.PIXELS else b_count))
         b_m2 += b_delta * (b_x - b_mean)
-    # The number of rows of each lane.
-    o_m = tl.arange(0, tile.BLOCK_M)
-    b_n = tl.maximum((rows - o_m + (tile.BLOCK_M - 1)) // tile.BLOCK_M, 0).to(tile.ACC)[:, None]  # [BLOCK_M, 1]
-    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / rows.to(tl.float64)).to(tile.ACC)  # [BLOCK_C]
+    b_n = b_count  # the number of values of each lane
+    if not tile.PIXELS:
+        lanes = tl.maximum((end - start - tl.arange(0, tile.BLOCK_M) + (tile.BLOCK_M - 1)) // tile.BLOCK_M, 0)
+        b_n = lanes.to(tile.ACC)[:, None]  # [BLOCK_M, 1]
+    b_all = (tl.sum((b_n * b_mean).to(tl.float64), axis=0) / (end - start).to(tl.float64)).to(tile.ACC)  # [BLOCK_C]
     # A lane without rows has count 0, but its squared distance may not be finite.
     b_delta = tl.where(b_n > 0.0, b_mean - b_all[None, :], 0.0)
     b_m2 = tl.sum((b_m2 + b_n * (b_delta * b_delta)).to(tl.float64), axis=0)
@@ -125,16 +141,16 @@ def band_sizes(p_share, M, o_b, bands, band):
 
 @triton.jit
 def batch_norm_join_kernel(
-    p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, M, C, band, bands,
+    p_x, p_share, p_means, p_m2s, p_mean, p_rstd, p_running_mean, p_running_var, p_tracked, sizes, bands,
     tile: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Join the bands to mean and rstd of each channel, in float64, and update the running statistics.
 
-    The means are relative to the first row of x, unless x is None. With p_share the bands are shards: a row of means,
+    The means are relative to the first value of x, unless x is None. With p_share the bands are shards: a row of means,
     then variances instead of m2s. If one block has all bands, it loads everything at once, since latency dominates.
     """
     wait(EARLY)
-    C = as_multiple(C, tile.ALIGN)
+    M, band, C = sizes.M, sizes.band, as_multiple(sizes.C, tile.ALIGN)
     o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
     o_b = tl.arange(0, tile.BLOCK_B).to(tl.int64)
@@ -144,9 +160,6 @@ def batch_norm_join_kernel(
     if tile.ONE_BLOCK:
         b_means, m_bc = load_bands(p_means, o_b, bands, across, o_c, m_c)
         b_m2s, m_bc = load_bands(p_m2s, o_b, bands, across, o_c, m_c)
-    b_first = tl.full((tile.BLOCK_C,), 0.0, tl.float64)
-    if p_x is not None:
-        b_first = tl.load(p_x + o_c, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
     b_old_mean, b_old_var = load_running(p_running_mean, p_running_var, o_c, m_c)
     if tile.MOMENTUM is None:
         b_share = 1.0 / (tl.full((tile.BLOCK_C,), 0.0, tl.float64) + tl.load(p_tracked))
@@ -176,6 +189,9 @@ def batch_norm_join_kernel(
                 b_m2 *= b_n
             b_delta = b_mean.to(tl.float64) - b_all[None, :]
             b_sum += tl.where(m_bc, b_m2.to(tl.float64) + b_n * (b_delta * b_delta), 0.0)
+    b_first = tl.full((tile.BLOCK_C,), 0.0, tl.float64)
+    if p_x is not None:
+        b_first = tl.load(p_x + o_c.to(tl.int64) * sizes.S, mask=m_c, other=0).to(tl.float64)  # [BLOCK_C]
     store_statistics(
         b_all + b_first, tl.sum(b_sum, axis=0), b_count, b_share, b_old_mean, b_old_var, p_mean, p_rstd,
         p_running_mean, p_running_var, o_c, m_c, tile.EPS,
@@ -234,25 +250,27 @@ def batch_statistics(
                       increases by 1 unless it is None. Running statistics may have any strides.
     eps               None returns mean and variance, in float64, for `join_shards`, and updates nothing
     """
-    rows = strided_rows(x)
-    M, C = rows.shape
+    values = strided(x, in_planes(x))
     batches = None if buffers is None else buffers.batches
-    plan = plan_of("norm_stats", rows)
+    plan = plan_of("norm_stats", values)
+    sizes = plan.sizes
+    M, C = sizes.M, sizes.C
+    align = 1 if plan.tile.PIXELS else plan.tile.ALIGN
     if fused_statistics is None:
-        bands, band = plan.grid[1], plan.sizes.band
-        means, m2s = (torch.empty(bands, C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
-        plan.run(batch_norm_stats_kernel, rows, means, m2s, batches, plan.sizes)
+        means, m2s = (torch.empty(plan.grid[1], C, dtype=launch.acc_torch(x.dtype), device=x.device) for _ in range(2))
+        plan.run(batch_norm_stats_kernel, values, means, m2s, batches, sizes)
     else:
         tile = launch.tile("norm_handed", x.dtype, C=C)
         count = len(fused_statistics)
-        bands, band = launch.cdiv(count, tile["BLOCK_B"]), M // count * tile["BLOCK_B"]
+        bands = launch.cdiv(count, tile["BLOCK_B"])
+        sizes = sizes._replace(band=M // count * tile["BLOCK_B"])
         means, m2s = (torch.empty(bands, C, dtype=torch.float64, device=x.device) for _ in range(2))
         launch.run(
             batch_norm_handed_kernel, (launch.cdiv(C, tile["BLOCK_C"]), bands), fused_statistics, means, m2s, batches,
-            C, M // count, count, ALIGN=plan.tile.ALIGN, **dependent_launch.options(), **tile.options,
+            C, M // count, count, ALIGN=align, **dependent_launch.options(), **tile.options,
         )  # fmt: skip
-    first, updated = rows if fused_statistics is None else None, None if eps is None else buffers
-    return _join(first, None, means, m2s, M, band, x.dtype, eps, momentum, updated, plan.tile.ALIGN)
+    first, updated = values if fused_statistics is None else None, None if eps is None else buffers
+    return _join(first, None, means, m2s, sizes, x.dtype, eps, momentum, updated, align)
 
 
 @replayed
@@ -266,14 +284,15 @@ def join_shards(
     `batch_statistics`, but the batch is already counted.
     """
     means, variances = rows.view(len(rows), 2, -1).unbind(1)
-    return _join(None, shares, means, variances, M, 0, dtype, eps, momentum, buffers, 1)
+    sizes = Sizes(M, means.shape[1], 1)
+    return _join(None, shares, means, variances, sizes, dtype, eps, momentum, buffers, 1)
 
 
 def _join(
-    first: torch.Tensor | None, shares: torch.Tensor | None, means: torch.Tensor, m2s: torch.Tensor, M: int, band: int,
+    first: torch.Tensor | None, shares: torch.Tensor | None, means: torch.Tensor, m2s: torch.Tensor, sizes: Sizes,
     dtype: torch.dtype, eps: float | None, momentum: float | None, buffers: Buffers | None, align: int,
 ) -> Statistics:  # fmt: skip
-    """Launch the join, of bands of `band` values or of shares."""
+    """Launch the join, of bands of sizes.band values or of shares."""
     bands, C = means.shape
     result_dtype = torch.float64 if eps is None else launch.acc_torch(dtype)
     statistics = Statistics(*(torch.empty(C, dtype=result_dtype, device=means.device) for _ in range(2)))
@@ -289,7 +308,7 @@ def _join(
     updated = [contiguous(buffer) for buffer in old]
     launch.run(
         batch_norm_join_kernel, (launch.cdiv(C, record.BLOCK_C),), first, shares, means, m2s, *statistics, *updated,
-        batches, M, C, band, bands, tile=record, **dependent_launch.options(), **tile.launch_options,
+        batches, sizes, bands, tile=record, **dependent_launch.options(), **tile.launch_options,
     )  # fmt: skip
     copy_back(old, updated)
     return statistics

@@ -15,19 +15,22 @@ import triton.language as tl
 from minidl.kernels import elementwise, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.rows import (
-    channel,
-    epilogue_of,
+from minidl.kernels.norm.launches import channel, epilogue_of, plan_of
+from minidl.kernels.norm.layout import (
+    block_values,
+    blocks,
+    channel_offsets,
+    channels,
+    dense,
+    in_planes,
     in_rows,
-    plan_of,
     reverse_tile,
+    row_offsets,
     row_stride,
-    rows_of,
     shaped,
-    strided_rows,
+    strided,
 )
 from minidl.kernels.norm.statistics import Statistics
-from minidl.kernels.reduce import as_multiple
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed
@@ -39,12 +42,13 @@ def batch_norm_kernel(
     EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
-    M, C = sizes.M, as_multiple(sizes.C, tile.ALIGN)
-    o_m, o_c, m_c, m_mc = reverse_tile(M, C, tile)
+    C = channels(sizes, tile)
+    o_m, o_c, m_c, m_mc, _ = reverse_tile(sizes, tile)
     b_mean = channel(p_mean, o_c, m_c, 0.0, tile.ACC)
     b_scale = channel(p_rstd, o_c, m_c, 0.0, tile.ACC) * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
-    o_mc = (o_m * C)[:, None] + o_c[None, :]
-    o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+    o_channel = channel_offsets(o_c, sizes, tile)
+    o_mc = row_offsets(o_m, C, tile) + o_channel
+    o_x = row_offsets(o_m, row_stride(sizes.s_x, C, tile), tile) + o_channel
     b_z = tl.load(p_x + o_x, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
     b_z = (b_z - b_mean) * b_scale + channel(p_bias, o_c, m_c, 0.0, tile.ACC)
     if p_added is not None:
@@ -57,7 +61,8 @@ def normalise(
     x: torch.Tensor, with_: Statistics, weight: torch.Tensor | None, bias: torch.Tensor | None, act: Activation,
     added: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return act((x - mean) rstd weight + bias + added), in x's shape and dtype, channels-last.
+    """Return act((x - mean) rstd weight + bias + added), in x's shape and dtype; contiguous if x is, else
+    channels-last.
 
     Raises ValueError if `added` has another shape or device.
     """
@@ -65,11 +70,12 @@ def normalise(
         raise ValueError(
             f"batch_norm: added is {list(added.shape)} on {added.device}, expected {list(x.shape)} on {x.device}"
         )
-    rows = strided_rows(x)
-    y = rows.new_empty(rows.shape)
-    plan = plan_of("norm", rows)
+    planes = in_planes(x)
+    values = strided(x, planes)
+    y = values.new_empty(values.shape)
+    plan = plan_of("norm", values)
     plan.run(
-        batch_norm_kernel, rows, None if added is None else rows_of(added), y, *with_, contiguous(weight),
+        batch_norm_kernel, values, None if added is None else dense(added, planes), y, *with_, contiguous(weight),
         contiguous(bias), plan.sizes, epilogue=epilogue_of(act),
     )  # fmt: skip
     return shaped(y, x.shape)
@@ -105,22 +111,23 @@ def batch_norm_sums_kernel(
     and dz is written to p_dz. Values are rounded as stored before they are summed, so other launches see the same.
     """
     wait(EARLY)
-    M, band, C = sizes.M, sizes.band, as_multiple(sizes.C, tile.ALIGN)
+    C = channels(sizes, tile)
     o_c = tl.program_id(0) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
     m_c = o_c < C
-    start = tl.program_id(1).to(tl.int64) * band
-    end = tl.minimum(start + band, M)
+    o_channel = channel_offsets(o_c, sizes, tile)
+    start = tl.program_id(1).to(tl.int64) * sizes.band
+    end = tl.minimum(start + sizes.band, sizes.M)
     b_mean = channel(p_mean, o_c, m_c, 0.0, tile.ACC)
     b_rstd = channel(p_rstd, o_c, m_c, 0.0, tile.ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
     b_bias = channel(p_bias, o_c, m_c, 0.0, tile.ACC)
     b_dbias = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
     b_dweight = tl.full((tile.BLOCK_M, tile.BLOCK_C), 0.0, tile.ACC)
-    for m in range(0, band, tile.BLOCK_M):
-        o_m = start + m + tl.arange(0, tile.BLOCK_M)
-        m_mc = (o_m < end)[:, None] & m_c[None, :]
-        o_mc = (o_m * C)[:, None] + o_c[None, :]
-        o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+    for i in range(blocks(start, end, sizes, tile)):
+        o_m, m_m = block_values(start, end, i, sizes, tile)
+        m_mc = m_m[:, None] & m_c[None, :]
+        o_mc = row_offsets(o_m, C, tile) + o_channel
+        o_x = row_offsets(o_m, row_stride(sizes.s_x, C, tile), tile) + o_channel
         b_x = tl.load(p_x + o_x, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         b_dy = tl.load(p_dy + o_mc, mask=m_mc, other=0)  # [BLOCK_M, BLOCK_C]
         if p_more is not None:
@@ -153,25 +160,26 @@ def batch_norm_grad_kernel(
 ):  # fmt: skip
     """Write dx, in training from the sums [2, C] over all rows, plus `so_far`; copy the sums to dweight and dbias."""
     wait(EARLY)
-    M, C = sizes.M, as_multiple(sizes.C, tile.ALIGN)
-    o_m, o_c, m_c, m_mc = reverse_tile(M, C, tile)
+    C = channels(sizes, tile)
+    o_m, o_c, m_c, m_mc, first = reverse_tile(sizes, tile)
     b_rstd = channel(p_rstd, o_c, m_c, 0.0, tile.ACC)
     b_scale = b_rstd * channel(p_weight, o_c, m_c, 1.0, tile.ACC)
-    o_mc = (o_m * C)[:, None] + o_c[None, :]
+    o_channel = channel_offsets(o_c, sizes, tile)
+    o_mc = row_offsets(o_m, C, tile) + o_channel
     b_dz = tl.load(p_dy + o_mc, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
     if TRAINING or epilogue.ACT != NONE:
-        o_x = (o_m * row_stride(sizes.s_x, C, tile))[:, None] + o_c[None, :]
+        o_x = row_offsets(o_m, row_stride(sizes.s_x, C, tile), tile) + o_channel
         b_x = tl.load(p_x + o_x, mask=m_mc, other=0).to(tile.ACC)  # [BLOCK_M, BLOCK_C]
         b_x -= channel(p_mean, o_c, m_c, 0.0, tile.ACC)
     if epilogue.ACT != NONE:
         b_bias = channel(p_bias, o_c, m_c, 0.0, tile.ACC)
         b_dz = activation_grad(b_dz, b_x * b_scale + b_bias, m_mc, epilogue)
     if TRAINING:
-        b_share = 1.0 / (tl.full((1, tile.BLOCK_C), 0.0, tile.ACC) + M)
+        b_share = 1.0 / (tl.full((1, tile.BLOCK_C), 0.0, tile.ACC) + sizes.M)
         b_dbias = channel(p_sums, o_c, m_c, 0.0, tile.ACC) * b_share
         b_dweight = channel(p_sums + C, o_c, m_c, 0.0, tile.ACC) * b_share * b_rstd
         b_dz -= b_dbias + b_x * b_dweight
-    m_first = m_c & (tl.num_programs(0) - 1 - tl.program_id(0) < tl.cdiv(C, tile.BLOCK_C))
+    m_first = m_c & first
     if p_dweight is not None:
         b_dweight = channel(p_sums + C, o_c, m_c, 0.0, tile.ACC)
         tl.store((p_dweight + o_c)[None, :], b_dweight.to(p_dweight.dtype.element_ty), mask=m_first[None, :])
@@ -180,7 +188,7 @@ def batch_norm_grad_kernel(
         tl.store((p_dbias + o_c)[None, :], b_dbias.to(p_dbias.dtype.element_ty), mask=m_first[None, :])
     b_dx = b_dz * b_scale
     if p_so_far is not None:
-        b_dx += tl.load(p_so_far + (o_m * sizes.s_so_far)[:, None] + o_c[None, :], mask=m_mc, other=0).to(tile.ACC)
+        b_dx += tl.load(p_so_far + row_offsets(o_m, sizes.s_so_far, tile) + o_channel, mask=m_mc, other=0).to(tile.ACC)
     tl.store(p_dx + o_mc, b_dx.to(p_dx.dtype.element_ty), mask=m_mc)
 
 
@@ -201,13 +209,14 @@ def normalise_grad(
     epilogue = epilogue_of(act)
     needs_sums = want_affine or (training and want_x and sums is None)
     dz = dy
-    if more is not None and not (needs_sums and in_rows(dy) and in_rows(more)):
+    planes = in_planes(x)
+    if more is not None and not (needs_sums and all((in_planes if planes else in_rows)(term) for term in (dy, more))):
         dy = dz = elementwise.add(dy, more)
         more = None
     if y is not None and not needs_sums:
         dz, epilogue, y = elementwise.act_grad(dy, y, act, from_output=True), epilogue_of(None), None
-    rows_dy, rows = rows_of(dz), strided_rows(x)
-    M, C = rows.shape
+    values_dz, values = dense(dz, planes), strided(x, planes)
+    C = x.shape[1]
     vectors = *with_, contiguous(weight), contiguous(bias)
     acc = launch.acc_torch(x.dtype)
     dx = None
@@ -216,30 +225,30 @@ def normalise_grad(
         for extra in (weight, bias)
     )
     if needs_sums:
-        plan = plan_of("norm_sums", rows)
+        plan = plan_of("norm_sums", values)
         bands = plan.grid[1]
         partial = torch.empty(bands, 2, C, dtype=acc, device=x.device)
-        rows_more, rows_y = (None if extra is None else rows_of(extra) for extra in (more, y))
-        rows_dz = None if more is None and y is None else rows.new_empty(M, C)
+        values_more, values_y = (None if extra is None else dense(extra, planes) for extra in (more, y))
+        new_dz = None if more is None and y is None else values.new_empty(values.shape)
         plan.run(
-            batch_norm_sums_kernel, rows_dy, rows_more, rows, rows_y, rows_dz, partial, *vectors, plan.sizes,
+            batch_norm_sums_kernel, values_dz, values_more, values, values_y, new_dz, partial, *vectors, plan.sizes,
             epilogue=epilogue,
         )  # fmt: skip
         sums = (reduce.sum_rows(partial.view(bands, 2 * C)) if bands != 1 else partial).view(2, C)
-        if rows_dz is not None:
-            rows_dy, dz = rows_dz, shaped(rows_dz, x.shape)
+        if new_dz is not None:
+            values_dz, dz = new_dz, shaped(new_dz, x.shape)
         if y is not None:
             epilogue = epilogue_of(None)
     if want_x:
-        plan = plan_of("norm_grad", rows)
-        dx = rows.new_empty(M, C)
-        rows_so_far = None if so_far is None else strided_rows(so_far)
-        sizes = plan.sizes._replace(s_so_far=0 if rows_so_far is None else rows_so_far.stride(0))
+        plan = plan_of("norm_grad", values)
+        dx = values.new_empty(values.shape)
+        values_so_far = None if so_far is None else strided(so_far, planes)
+        sizes = plan.sizes._replace(s_so_far=0 if values_so_far is None else values_so_far.stride(0))
         plan.run(
-            batch_norm_grad_kernel, rows_dy, rows, rows_so_far, dx, sums, dweight, dbias, *vectors, sizes,
+            batch_norm_grad_kernel, values_dz, values, values_so_far, dx, sums, dweight, dbias, *vectors, sizes,
             epilogue=epilogue, TRAINING=training,
         )  # fmt: skip
         dx = shaped(dx, x.shape)
-    if sums is not None and dweight is not None and dbias is not None and (dx is None or M == 0):
+    if sums is not None and dweight is not None and dbias is not None and (dx is None or x.numel() == 0):
         dweight, dbias = sums[1].to(dweight.dtype), sums[0].to(dbias.dtype)
     return dx, dweight, dbias, dz

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,6 +89,26 @@ def of(dtype: torch.dtype, *shape: int) -> Callable[[Make], torch.Tensor]:
 def between(low: float | None, high: float | None, *shape: int) -> Callable[[Make], torch.Tensor]:
     """Return a tensor with values from `low` to `high` as an argument."""
     return lambda make: make.tensor(*shape, low=low, high=high)
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Return x [N, C, ...] in channels-last memory, of any rank."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def in_either_order(make: Make, x: torch.Tensor) -> torch.Tensor:
+    """Return contiguous images or volumes as they are, or in channels-last memory."""
+    return channels_last(x) if make.integer(0, 1) else x
+
+
+def in_both_orders(examples: dict[str, Callable[[Make], Case]]) -> dict[str, Callable[[Make], Case]]:
+    """Return examples of contiguous images, and the same in channels-last memory."""
+
+    def moved(make: Make, example: Callable[[Make], Case]) -> Case:
+        case = example(make)
+        return Case((channels_last(case.args[0]), *case.args[1:]), case.kwargs)
+
+    return examples | {f"{name}, channels last": partial(moved, example=one) for name, one in examples.items()}
 
 
 def images(N: int, C: int, size: int, width: int | None = None) -> Callable[[Make], torch.Tensor]:

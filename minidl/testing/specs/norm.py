@@ -34,7 +34,7 @@ from minidl.kernels import activation, norm, reduce
 from minidl.kernels.activation import Activation
 from minidl.runtime import launch
 from minidl.tensors import Tensor
-from minidl.testing.specs import bounds
+from minidl.testing.specs import base, bounds
 from minidl.testing.specs.activation import DERIVATIVE_UNITS, apply, derivative, output_error
 from minidl.testing.specs.base import Case, OpSpec, distinct, integers, refuses, tensors
 from minidl.testing.specs.make import Make
@@ -114,16 +114,15 @@ def _finite_bound(error: torch.Tensor, *sizes: torch.Tensor, dtype: torch.dtype)
 def _errors(arguments: Any, dtype: torch.dtype) -> Errors:
     u, tiny = bounds.acc_unit(dtype), bounds.TINY[launch.acc_torch(dtype)]
     x = _rows(arguments.input)
-    M, C = x.shape
     if arguments.training:
         mean, var = x.mean(0), x.var(0, correction=0)
-        depth = norm.depth(M, C, dtype, "norm_stats")
+        depth = norm.depth(arguments.input.shape, dtype, "norm_stats")
         if dtype == torch.float64:
-            depth += norm.bands(M, C, dtype, "norm_stats")
+            depth += norm.bands(arguments.input.shape, dtype, "norm_stats")
         largest = (x - x[0]).abs().amax(0)
-        lane_error = _finite_bound(u * largest * (17 + depth) + tiny, 4 * M * largest, dtype=dtype)
+        lane_error = _finite_bound(u * largest * (17 + depth) + tiny, 4 * len(x) * largest, dtype=dtype)
         var_error = 12 * lane_error * var.sqrt() + 12 * lane_error**2 + bounds.gamma(depth + 8, u) * var + 8 * tiny
-        var_error = _finite_bound(var_error, 4 * M * largest**2, dtype=dtype)
+        var_error = _finite_bound(var_error, 4 * len(x) * largest**2, dtype=dtype)
         mean_error = lane_error + (u + DOUBLE) * (mean.abs() + lane_error) + tiny
     else:
         mean, var = arguments.running
@@ -194,7 +193,8 @@ def _grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: tor
     dz = dy * p
     dz_error = dy.abs() * p_error + u * dy.abs() * (p.abs() + p_error) + tiny
     dz_error = torch.where(dy == 0, 0.0, dz_error)
-    chain = norm.depth(M, C, dtype, "norm_sums") + reduce.depth(2 * C, norm.bands(M, C, dtype, "norm_sums"), dtype)
+    shape = arguments.input.shape
+    chain = norm.depth(shape, dtype, "norm_sums") + reduce.depth(2 * C, norm.bands(shape, dtype, "norm_sums"), dtype)
     db_size = (dz.abs() + dz_error).sum(0)
     db_error = dz_error.sum(0) + bounds.gamma(chain, u) * db_size
     sizes = (dz.abs() + dz_error) * (d.abs() + d_error)
@@ -226,7 +226,7 @@ _ACTS: tuple[Activation, ...] = (None, None, "relu", ("leaky_relu", 0.25), *acti
 def _inputs(make: Make) -> Case:
     training = bool(make.integer(0, 1))
     shape = (make.size(2 if training else 0, 40), make.size(1, 40), *make.shape(0, 2, 1, 5))
-    x = distinct(make.tensor(*shape))
+    x = base.in_either_order(make, distinct(make.tensor(*shape)))
     C = shape[1]
     running: tuple[Any, Any] = (make.tensor(C), make.tensor(C, low=0.0))
     if training and make.integer(0, 3) == 0:
@@ -238,7 +238,7 @@ def _inputs(make: Make) -> Case:
 
 def _running_inputs(make: Make) -> Case:
     C = make.size(1, 40)
-    x = make.tensor(make.size(2, 40), C, *make.shape(0, 2, 1, 5))
+    x = base.in_either_order(make, make.tensor(make.size(2, 40), C, *make.shape(0, 2, 1, 5)))
     return Case((x, make.tensor(C), make.tensor(C, low=0.0), None, None, True, make.choice([0.1, 0.5, 1.0])))
 
 
@@ -252,6 +252,7 @@ def _of(*shape: int, training: bool = True, act: Activation = None, constant: bo
     return case
 
 
+STATISTICS = "norm_alone", "norm_join", "norm_planes", "norm_stats"
 SPECS = [
     OpSpec(
         name="batch_norm",
@@ -261,8 +262,8 @@ SPECS = [
         bound=_bound,
         grad_bound=_grad_bound,
         differentiable=(0, 3, 4),
-        families=("norm", "norm_alone", "norm_fold", "norm_grad", "norm_join", "norm_stats", "norm_sums"),
-        examples={
+        families=("norm", "norm_fold", "norm_grad", "norm_sums", *STATISTICS),
+        examples=base.in_both_orders({
             "training": _of(6, 33, 7, 5, act="relu"),
             "rows": _of(70, 3, act="gelu"),
             "bands": _of(40, 5, 13, 11, act="sigmoid"),
@@ -271,7 +272,7 @@ SPECS = [
             "running, plain": _of(6, 2, 3, 3, training=False),
             "constant": _of(6, 5, 3, 3, constant=True),
             "without weights": tensors((5, 7, 3, 3), *[None] * 4, extra=(True, 0.1, 1e-5, "tanh")),
-        },
+        }),
         bad=(
             refuses(TypeError, "x has dtype torch.int64", integers(4, 2), None, None, training=True),
             refuses(ValueError, r"input has shape \[4\], expected \[N, C\]", (4,), None, None, training=True),
@@ -290,8 +291,8 @@ SPECS = [
         reference=_running_reference,
         inputs=_running_inputs,
         bound=_running_bound,
-        families=("norm_alone", "norm_join", "norm_stats"),
-        examples={"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": _of(6, 5, 3, 3, constant=True)},
+        families=STATISTICS,
+        examples=base.in_both_orders({"images": _of(6, 33, 7, 5), "constant": _of(6, 5, 3, 3, constant=True)}),
         bad=(refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),),
         # An infinite value makes a channel's mean NaN, which is infinite in torch.
         specials=False,

@@ -10,7 +10,6 @@ its value for |x| and its gradient for |dy| where it is a mean.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,18 @@ from minidl import ops
 from minidl.kernels import pool, reduce
 from minidl.runtime import launch
 from minidl.testing.specs import bounds
-from minidl.testing.specs.base import WANTS_FLOATING, Case, OpSpec, distinct, integers, refuses, spec_factory, tensors
+from minidl.testing.specs.base import (
+    WANTS_FLOATING,
+    Case,
+    OpSpec,
+    distinct,
+    in_both_orders,
+    in_either_order,
+    integers,
+    refuses,
+    spec_factory,
+    tensors,
+)
 from minidl.testing.specs.elementwise import no_error, where_finite
 from minidl.testing.specs.make import Make
 
@@ -30,25 +40,6 @@ Steps = tuple[pool.Windows, ...]  # the windows of an image; of a volume those o
 
 def _image(make: Make, height: int, width: int) -> torch.Tensor:
     return in_either_order(make, make.tensor(make.size(0, 5), make.size(1, 17), height, width))
-
-
-def in_either_order(make: Make, x: torch.Tensor) -> torch.Tensor:
-    """Return contiguous images or volumes as they are, or in channels-last memory."""
-    return _channels_last(x) if make.integer(0, 1) else x
-
-
-def _channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
-
-
-def _in_both_orders(examples: dict[str, Callable[[Make], Case]]) -> dict[str, Callable[[Make], Case]]:
-    """Return examples of contiguous images, and the same in channels-last memory."""
-
-    def moved(make: Make, example: Callable[[Make], Case]) -> Case:
-        case = example(make)
-        return Case((_channels_last(case.args[0]), *case.args[1:]), case.kwargs)
-
-    return examples | {f"{name}, channels last": partial(moved, example=one) for name, one in examples.items()}
 
 
 def axis_of(make: Make, dilations: tuple[int, ...] = (1,)) -> tuple[int, int, int, int]:
@@ -116,7 +107,7 @@ def maximum(name: str, reference: Reference, windows: Callable[..., tuple[pool.W
         at = windows(x.shape[2:], *rest[:-1])
         return (_linear(grads[0], _of_sizes(case, dy, reference), _near(at) - len(at), dtype),)
 
-    fields["examples"] = _in_both_orders(fields["examples"])
+    fields["examples"] = in_both_orders(fields["examples"])
     return _spec(name, reference=reference, bound=no_error, grad_bound=grad_bound, exact=True, **fields)
 
 
@@ -142,7 +133,7 @@ def mean(name: str, windows: Callable[..., Steps], **fields: Any) -> OpSpec:
         at = windows(x.shape[2:], *rest)
         return (_linear(grads[0], _of_sizes(case, dy, reference).abs(), _near(at) + 5 * len(at), dtype),)
 
-    fields["examples"] = _in_both_orders(fields["examples"])
+    fields["examples"] = in_both_orders(fields["examples"])
     return _spec(name, reference=reference, bound=bound, grad_bound=grad_bound, **fields)
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 
 from minidl.kernels import pool
-from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, integers, refuses, tensors
+from minidl.testing.specs.base import WANTS_FLOATING, Case, distinct, in_either_order, integers, refuses, tensors
 from minidl.testing.specs.make import Make
-from minidl.testing.specs.pool import avg_windows, axis_of, in_either_order, maximum, mean, with_distinct
+from minidl.testing.specs.pool import avg_windows, axis_of, maximum, mean, with_distinct
 
 
 def _volume(make: Make, *sizes: int) -> torch.Tensor:

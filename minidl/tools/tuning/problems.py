@@ -140,6 +140,14 @@ def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
         yield kind.operation(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
 
 
+def _plane_norm(kind: Kind) -> Iterator[Problem]:
+    for C, size in ((64, 56), (64, 7), (3, 224)):
+        N = max(2, kind.rest(C * size**2))
+        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
+        inputs = tensors((N, C, size, size), *vectors, extra=(True, 0.1, 1e-5, "relu"))
+        yield kind.operation(f"{N}x{C}x{size}x{size}", "batch_norm", (0, 3, 4), inputs)
+
+
 def _few_values(kind: Kind) -> Iterator[Problem]:
     """Yield batch norms of so few values per channel that one launch is enough."""
     for M, C in kind.extents(M=alone.MOST, C=256):
@@ -257,6 +265,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "reduce_columns": (_reduce, 0),
         "norm_stats norm_join norm": (_batch_norm,),
         "norm_sums norm_grad": (_batch_norm, 0, 3, 4),
+        "norm_planes": (_plane_norm,),
         "norm_alone": (_few_values,),
         "norm_handed": (_joined_statistics,),
         "norm_fold": (_fold,),

@@ -66,6 +66,7 @@ def workloads(name: str = "") -> list[Workload]:
         Workload("statistics over shards", ("norm_join", "norm_grad"), FLOATS, other.shard_statistics),
         Workload("rows apart", ("bias_act_grad", *NORM), FLOATS, other.padded_rows),
         Workload("scaled sums", ("bias_act", "bias_act_grad"), FLOATS, other.scaled_sums),
+        Workload("batch norm of planes", ("norm_planes",), FLOATS, other.planes),
         Workload("fused", ("norm", "norm_sums", "norm_handed", "elementwise", "dropout"), FLOATS, other.fused),
         Workload("pictures", ("images",), FLOATS, other.pictures),
         Workload("recurrences", ("recurrent", "recurrent_grad"), FLOATS, other.recurrences),

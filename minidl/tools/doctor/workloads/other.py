@@ -99,6 +99,20 @@ def fused(dtype: torch.dtype) -> Calls:
     yield "dropout of images", partial(random_kernels.dropout, x, 0.5, 1)
 
 
+def planes(dtype: torch.dtype) -> Calls:
+    """Yield batch norms of contiguous images, of many pixels and of few, with vector loads and without."""
+    wide = launch.acc_torch(dtype)
+    for C, size in ((8, 64), (64, 7)):
+        x = torch.zeros(4, C, size, size, dtype=dtype)
+        statistics = norm.Statistics(torch.zeros(C, dtype=wide), torch.ones(C, dtype=wide))
+        label = f"{C} planes of {size}x{size}"
+        yield f"{label}, statistics", partial(norm.batch_statistics, x, 1e-5, 0.1, None)
+        for act, y in ((None, None), ("relu", x), ("gelu", None)):
+            yield f"{label}, {act}", partial(norm.normalise, x, statistics, None, None, act, y)
+            back = partial(norm.normalise_grad, x, x, statistics, None, None, act, True, y=y, more=x, so_far=x)
+            yield f"{label}, {act}, gradient", back
+
+
 def padded_rows(dtype: torch.dtype) -> Calls:
     """Yield channels of a wider tensor: a batch norm reads them without a copy, a sum of gradients copies them."""
     wide = launch.acc_torch(dtype)

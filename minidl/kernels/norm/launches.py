@@ -1,10 +1,10 @@
-"""Shared parts of batch norm: images as rows of channels, the plan of a launch, and argument checks."""
+"""Shared parts of batch norm: the plan of a launch, and argument checks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,34 +13,9 @@ import triton.language as tl
 from minidl.kernels import activation, check, reduce
 from minidl.kernels.activation import Activation
 from minidl.kernels.epilogue import Epilogue
+from minidl.kernels.norm.layout import Sizes, Tile
 from minidl.kernels.plan import LaunchPlan
-from minidl.kernels.reduce import as_multiple
 from minidl.runtime import dependent_launch, launch
-
-
-class Sizes(NamedTuple):
-    """Rows [M, C], with strides of x and of a tensor that is added to dx; band: the rows of a band. 1 if not used."""
-
-    M: int
-    C: int
-    s_x: int
-    band: int = 1
-    s_so_far: int = 1
-
-
-class Tile(NamedTuple):
-    """Constants: a block of BLOCK_M rows of BLOCK_C channels, or of STEPS such blocks.
-
-    ALIGN  the channels per vector load, up to 16 bytes
-    APART  whether there are gaps between rows of x, a slice of channels of a wider tensor
-    """
-
-    ALIGN: int
-    APART: bool
-    ACC: Any
-    BLOCK_M: int
-    BLOCK_C: int
-    STEPS: int = 1
 
 
 @triton.jit
@@ -52,29 +27,6 @@ def channel(p, o_c, m_c, DEFAULT: tl.constexpr, ACC: tl.constexpr):
         return tl.full((1, o_c.shape[0]), DEFAULT, ACC)
 
 
-@triton.jit
-def reverse_tile(M, C, tile: tl.constexpr):
-    """Return rows and channels of a tile, and their masks.
-
-    Tiles are numbered from the last one: it reads the rows that the sums read last, while they are in the cache.
-    """
-    tiles_c = tl.cdiv(C, tile.BLOCK_C)
-    i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    o_m = (i_tile // tiles_c).to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)
-    o_c = (i_tile % tiles_c) * tile.BLOCK_C + tl.arange(0, tile.BLOCK_C)
-    m_c = o_c < C
-    return o_m, o_c, m_c, (o_m < M)[:, None] & m_c[None, :]
-
-
-@triton.jit
-def row_stride(s_x, C, tile: tl.constexpr):
-    """Return the row stride of x."""
-    if tile.APART:
-        return as_multiple(s_x, tile.ALIGN)
-    else:
-        return C
-
-
 def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Tensor | None]) -> None:
     """Copy updated statistics back to running buffers that are not contiguous."""
     for buffer, new in zip(running, updated, strict=True):
@@ -82,45 +34,28 @@ def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Te
             buffer.copy_(new)
 
 
-def rows_of(x: torch.Tensor) -> torch.Tensor:
-    """Return x [N, C, ...] as a contiguous [M, C]: a view if x is channels-last, else a copy."""
-    return strided_rows(x).contiguous()
-
-
-def strided_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return x [N, C, ...] as [M, C] with contiguous rows and any row stride: a view if x is channels-last or a slice
-    of channels of such a tensor, else a copy."""
-    last = x.permute(0, *range(2, x.dim()), 1)
-    rows = last.reshape(last.shape[:-1].numel(), x.shape[1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def in_rows(x: torch.Tensor) -> bool:
-    """Whether `rows_of` x is a view."""
-    return x.permute(0, *range(2, x.dim()), 1).is_contiguous()
-
-
-def shaped(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    last = rows.view(shape[0], *shape[2:], shape[1])
-    return last.permute(0, last.dim() - 1, *range(1, last.dim() - 1))
-
-
 class Problem(NamedTuple):
-    """A launch for rows [M, C] with the stride s_x; `family` is that of its tile."""
+    """A launch for rows [M, C] with the stride s_x, or planes [M / S, C, S]; `family` is that of its tile."""
 
     family: str
     M: int
     C: int
     s_x: int
+    S: int
     dtype: torch.dtype
     target: str
     processors: int
 
 
+BANDS = "norm_stats", "norm_sums"
+
+
 @launch.cached
 def plan(problem: Problem) -> LaunchPlan:
     """Programs have a tile ("norm", "norm_grad"), a band ("norm_stats", "norm_sums"), or all rows ("norm_alone")."""
-    family, M, C, s_x, dtype, target, _ = problem
+    if problem.S:
+        return _plane_plan(problem)
+    family, M, C, s_x, _, dtype, target, _ = problem
     sizes = Sizes(M, C, s_x)
     # P is the largest power of 2 that divides C.
     tile = launch.tile(family, dtype, M=M, C=C, P=C & -C)
@@ -130,7 +65,7 @@ def plan(problem: Problem) -> LaunchPlan:
     if family == "norm_alone":
         record = record._replace(STEPS=triton.next_power_of_2(launch.cdiv(M, record.BLOCK_M)))
         grid: tuple[int, ...] = (tiles_c,)
-    elif family in ("norm_stats", "norm_sums"):
+    elif family in BANDS:
         sizes = sizes._replace(band=reduce.band(M, tiles_c, record.BLOCK_M))
         grid = tiles_c, launch.cdiv(M, sizes.band)
     else:
@@ -138,10 +73,37 @@ def plan(problem: Problem) -> LaunchPlan:
     return LaunchPlan(grid, sizes, record, {**dependent_launch.options(target=target), **tile.launch_options})
 
 
-def plan_of(family: str, rows: torch.Tensor) -> LaunchPlan:
-    """Return the plan of a launch for rows [M, C]."""
-    M, C = rows.shape
-    return plan(Problem(family, M, C, rows.stride(0), rows.dtype, launch.target(), launch.processors()))
+def _plane_plan(problem: Problem) -> LaunchPlan:
+    family, M, C, _, S, dtype, target, processors = problem
+    tile = launch.tile("norm_planes", dtype)
+    align = math.gcd(S, 16 // dtype.itemsize)
+    record = tile.record(Tile, ALIGN=align, APART=False, ACC=launch.acc(dtype))
+    record = record._replace(PIXELS=min(record.BLOCK_M, triton.next_power_of_2(S)))
+    images, tiles_c = M // S, launch.cdiv(C, record.BLOCK_C)
+    images_of_block = record.BLOCK_M // record.PIXELS
+    sizes = Sizes(M, C, 1, S)
+    if family in BANDS:
+        # A band has several images, or one of 2**k equal parts of an image.
+        bands = max(1, 8 * processors // tiles_c)
+        parts = 1
+        while 2 * parts * images <= bands and S % (2 * parts * align) == 0 and S // (2 * parts) >= record.BLOCK_M:
+            parts *= 2
+        group = launch.cdiv(launch.cdiv(images, bands), images_of_block) * images_of_block
+        sizes = sizes._replace(band=S // parts if parts > 1 else S * group)
+        grid: tuple[int, ...] = tiles_c, launch.cdiv(M, sizes.band)
+    else:
+        grid = (launch.cdiv(images, images_of_block) * tiles_c * launch.cdiv(S, record.PIXELS),)
+    return LaunchPlan(grid, sizes, record, {**dependent_launch.options(target=target), **tile.launch_options})
+
+
+def plan_of(family: str, x: torch.Tensor) -> LaunchPlan:
+    """Return the plan of a launch for rows [M, C] or planes [N, C, S]."""
+    if x.dim() == 3:
+        N, C, S = x.shape
+        M, s_x = N * S, 1
+    else:
+        (M, C), S, s_x = x.shape, 0, x.stride(0)
+    return plan(Problem(family, M, C, s_x, S, x.dtype, launch.target(), launch.processors()))
 
 
 def epilogue_of(act: Activation) -> Epilogue:
@@ -149,23 +111,35 @@ def epilogue_of(act: Activation) -> Epilogue:
     return Epilogue(activation.CODES[name], slope)
 
 
-def bands(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """Return the number of bands of rows."""
-    return _dense_plan(M, C, dtype, family).grid[1]
+def bands(shape: torch.Size, dtype: torch.dtype, family: str) -> int:
+    """Return the largest number of bands of a tensor [N, C, ...], in rows or in planes."""
+    return max(plan.grid[1] for plan in _dense_plans(shape, dtype, family))
 
 
-def depth(M: int, C: int, dtype: torch.dtype, family: str) -> int:
-    """Return the longest chain of additions of a band in "norm_stats" or "norm_sums", or in one launch if longer.
+def depth(shape: torch.Size, dtype: torch.dtype, family: str) -> int:
+    """Return the longest chain of additions of a band in "norm_stats" or "norm_sums", or in one launch if longer, of a
+    tensor [N, C, ...] in rows or in planes.
 
     Lanes are joined in float64.
     """
-    in_bands, alone = (_dense_plan(M, C, dtype, name) for name in (family, "norm_alone"))
-    pairs = (in_bands.tile.BLOCK_M, in_bands.sizes.band), (alone.tile.BLOCK_M, M)
-    return max(launch.cdiv(rows, lanes) + (lanes if dtype == torch.float64 else 2) for lanes, rows in pairs)
+    values_of_lane = []
+    for plan in (*_dense_plans(shape, dtype, family), *_dense_plans(shape[:1] + shape[1:2], dtype, "norm_alone")):
+        sizes, lanes = plan.sizes, plan.tile.BLOCK_M
+        values = sizes.band if len(plan.grid) > 1 else shape.numel() // shape[1]
+        count = launch.cdiv(values, lanes)
+        if plan.tile.PIXELS:
+            images = launch.cdiv(launch.cdiv(values, sizes.S), lanes // plan.tile.PIXELS)
+            count = images * launch.cdiv(min(values, sizes.S), plan.tile.PIXELS)
+        values_of_lane.append(count + (lanes if dtype == torch.float64 else 2))
+    return max(values_of_lane)
 
 
-def _dense_plan(M: int, C: int, dtype: torch.dtype, family: str) -> LaunchPlan:
-    return plan(Problem(family, M, C, C, dtype, launch.target(), launch.processors()))
+def _dense_plans(shape: torch.Size, dtype: torch.dtype, family: str) -> list[LaunchPlan]:
+    """Return the plans of dense rows and, of a tensor with pixels, of planes."""
+    C, S = shape[1], shape[2:].numel() if len(shape) > 2 else 0
+    sizes = shape.numel() // C, C
+    problems = [(*sizes, C, 0), (*sizes, 1, S)] if S > 1 else [(*sizes, C, 0)]
+    return [plan(Problem(family, *one, dtype, launch.target(), launch.processors())) for one in problems]
 
 
 def check_arguments(
