@@ -92,10 +92,10 @@ def forward(
     if x.numel() == 0:
         return Normed(y, mean, rstd)
     L = rows.sizes.L
-    tile = launch.tile("row_norm", x.dtype, M=R, N=L)
+    tile = _tile(rows, x.dtype)
     fits = tile["BLOCK_N"] >= L
     grid = launch.cdiv(R, tile["BLOCK_M"]), launch.cdiv(L, tile["BLOCK_N"])
-    constants = {"EPS": eps, **_constants(tile, rows, x.dtype, rms, fits)}
+    constants = {"EPS": eps, **_constants(tile, rows, x.dtype, rms, fits, forward=True)}
     if not fits:
         launch.run(row_stats_kernel, grid[:1], x, mean, rstd, R, rows.sizes, **constants)
     launch.run(
@@ -154,6 +154,16 @@ def backward(
     return dx, dw, db
 
 
+def _tile(rows: Rows, dtype: torch.dtype) -> launch.Tile:
+    return launch.tile("row_norm", dtype, M=rows.total, N=rows.sizes.L, G=_side_by_side(rows))
+
+
+def _side_by_side(rows: Rows) -> int:
+    """Return the rows of an image that lie side by side, so that blocks of several read entire lines: the channels of
+    channels-last images if each is a row, else 0."""
+    return rows.sizes.G if rows.spread and rows.sizes.RUN == 1 else 0
+
+
 def _sums(dy, x, rows, per, weight, mean, rstd, rms):
     """Return the sums of g and g v of each row, [images, G]; `per` rows share mean and rstd."""
     g, gv = (torch.empty(rows.images, rows.sizes.G, dtype=mean.dtype, device=x.device) for _ in range(2))
@@ -165,8 +175,14 @@ def _sums(dy, x, rows, per, weight, mean, rstd, rms):
     return g, gv
 
 
-def _constants(tile: launch.Tile, rows: Rows, dtype: torch.dtype, rms: bool, fits: bool) -> dict[str, Any]:
-    record = tile.record(Tile, RMS=rms, WHOLE=fits, SPREAD=rows.spread, ACC=launch.acc(dtype))
+def _constants(
+    tile: launch.Tile, rows: Rows, dtype: torch.dtype, rms: bool, fits: bool, forward: bool = False
+) -> dict[str, Any]:
+    channels = _side_by_side(rows) if forward and dtype != torch.float64 else 0
+    side_by_side = channels > 0 and channels % tile["BLOCK_M"] == 0
+    record = tile.record(
+        Tile, RMS=rms, WHOLE=fits, SPREAD=rows.spread, SIDE_BY_SIDE=side_by_side, ACC=launch.acc(dtype)
+    )
     return {"tile": record, **tile.launch_options}
 
 
@@ -180,6 +196,6 @@ def _over_groups(sums, rows, weight):
 def depth(rows: Rows, dtype: torch.dtype) -> int:
     """Return the longest chain of additions in a sum over a row, forward or backward."""
     G, L, S, channels, *_ = rows.sizes
-    blocks = [launch.tile(family, dtype, N=L)["BLOCK_N"] for family in ("row_norm", "row_norm_grad")]
+    blocks = [tile["BLOCK_N"] for tile in (_tile(rows, dtype), launch.tile("row_norm_grad", dtype, N=L))]
     within = max(launch.cdiv(L, block) + min(block, block // 16 + 32) for block in blocks)
     return min(L, within) + (channels if S > 1 or G > 1 else 0)

@@ -29,21 +29,27 @@ class Sizes(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Constants: RMS norm or not, whether BLOCK_N elements are a WHOLE row, and whether rows are SPREAD."""
+    """Constants: RMS norm or not, whether BLOCK_N elements are a WHOLE row, whether rows are SPREAD, and whether the
+    BLOCK_M rows of a block are SIDE_BY_SIDE in memory, channels of one image."""
 
     RMS: bool
     WHOLE: bool
     SPREAD: bool
+    SIDE_BY_SIDE: bool
     ACC: Any
     BLOCK_M: int
     BLOCK_N: int
 
 
 @triton.jit
-def offsets(o_m, o_n, sizes, SPREAD: tl.constexpr):
+def offsets(o_m, o_n, sizes, tile: tl.constexpr):
     """Return memory offsets of elements o_n of rows o_m."""
-    o_row = (o_m // sizes.G) * sizes.s_image + (o_m % sizes.G) * sizes.s_group
-    if SPREAD:
+    i_image, i_group = o_m // sizes.G, o_m % sizes.G
+    BLOCK_M: tl.constexpr = tile.BLOCK_M
+    if tile.SIDE_BY_SIDE:
+        i_image, i_group = tl.max_constancy(i_image, BLOCK_M), tl.max_contiguous(i_group, BLOCK_M)
+    o_row = i_image * sizes.s_image + i_group * sizes.s_group
+    if tile.SPREAD:
         o_n = (o_n // sizes.RUN) * sizes.s_run + o_n % sizes.RUN
     return o_row[:, None] + o_n[None, :]
 
@@ -79,14 +85,14 @@ def row_stats_kernel(p_x, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.
     if not tile.RMS:
         for n in range(0, L, tile.BLOCK_N):
             o_n = n + tl.arange(0, tile.BLOCK_N)
-            o_x = offsets(o_m, o_n, sizes, tile.SPREAD)
+            o_x = offsets(o_m, o_n, sizes, tile)
             b_sum += tl.load(p_x + o_x, mask=m_m[:, None] & (o_n < L)[None, :], other=0.0).to(tile.ACC)
     b_mean = tl.sum(b_sum, axis=1) / L
     b_sum = tl.full((tile.BLOCK_M, tile.BLOCK_N), 0.0, tile.ACC)
     for n in range(0, L, tile.BLOCK_N):
         o_n = n + tl.arange(0, tile.BLOCK_N)
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = offsets(o_m, o_n, sizes, tile.SPREAD)
+        o_x = offsets(o_m, o_n, sizes, tile)
         b_x = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
         b_d = tl.where(m_mn, b_x - b_mean[:, None], 0.0)
         b_sum += b_d * b_d
@@ -104,7 +110,7 @@ def row_norm_kernel(
     o_n = tl.program_id(1) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
     m_m = o_m < R
     m_mn = m_m[:, None] & (o_n < L)[None, :]
-    o_x = offsets(o_m, o_n, sizes, tile.SPREAD)
+    o_x = offsets(o_m, o_n, sizes, tile)
     b_x = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
     if tile.WHOLE:
         b_d, b_mean = deviations(b_x, m_mn, L, tile.RMS)
@@ -136,7 +142,7 @@ def row_sums_kernel(p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, R, sizes, PER_STA
     for n in range(0, L, tile.BLOCK_N):
         o_n = n + tl.arange(0, tile.BLOCK_N)
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = offsets(o_m, o_n, sizes, tile.SPREAD)
+        o_x = offsets(o_m, o_n, sizes, tile)
         b_v = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
         b_dy = tl.load(p_dy + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
         if p_w is not None:
@@ -168,7 +174,7 @@ def row_norm_grad_kernel(
         o_m = o_image * G + i_group
         m_m = o_image < images
         m_mn = m_m[:, None] & (o_n < L)[None, :]
-        o_x = offsets(o_m, o_n, sizes, tile.SPREAD)
+        o_x = offsets(o_m, o_n, sizes, tile)
         b_v = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
         b_dy = tl.load(p_dy + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
         b_rstd = tl.load(p_rstd + o_m, mask=m_m, other=0.0)[:, None]

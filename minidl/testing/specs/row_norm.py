@@ -283,6 +283,8 @@ SPECS = [
         examples={
             "images": tensors((3, 5, 6, 7), None, None, None, None),
             "affine": _affine(3, 5, 6, 7, rest=(None, None), C=5),
+            "side by side": _affine(3, 32, 9, 5, rest=(None, None), C=32, last=True),
+            "long, side by side": _affine(2, 64, 35, 31, rest=(None, None), C=64, last=True),
         },
         bad=(
             refuses(ValueError, r"running_mean has shape \[4\], expected \[5\]", (3, 5, 6), (4,), (4,)),
