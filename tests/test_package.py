@@ -33,6 +33,13 @@ def test_import_loads_nothing_heavy(module):
     assert run_python(f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))").strip() == "[]"
 
 
+@pytest.mark.parametrize("command", [path.stem for path in sorted((PACKAGE / "cli").glob("[!_]*.py"))])
+def test_a_command_loads_torch_and_triton_only_after_it_has_chosen_the_device(command):
+    """Triton reads TRITON_INTERPRET when it is imported, and commands compile for the CPU by default."""
+    loaded = run_python(f"import sys, minidl.cli.{command}; print(sorted({{'torch', 'triton'}} & set(sys.modules)))")
+    assert loaded.strip() == "[]"
+
+
 def test_triton_may_be_imported_after_minidl(monkeypatch):
     """Before anything of minidl was used: without a GPU, kernels are interpreted all the same."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidl.autograd import no_grad
 from minidl.common import read_files
-from minidl.models import Generator
-from minidl.tensors import Tensor
 from minidl.training.run_folder import files
 from minidl.training.run_folder.provenance import SOFTWARE
+
+if TYPE_CHECKING:
+    from minidl.models import Generator
+    from minidl.tensors import Tensor
 
 SIDE = 8  # pictures in a row and in a column
 _GRID_SIDE = 480  # pixels, approximately; larger grids are not enlarged
@@ -27,6 +29,8 @@ def path(run: Path, epoch: int) -> Path:
 
 def draw(model: Generator, z: Tensor) -> np.ndarray:
     """Return the pixels uint8 [N, H, W, C] of latents [N, latent]."""
+    from minidl.autograd import no_grad  # commands read this file before they choose a device
+
     with no_grad():
         pictures = model(z)
     values = pictures.data.cpu().permute(0, 2, 3, 1).numpy().astype(np.float64)
