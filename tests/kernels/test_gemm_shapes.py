@@ -280,7 +280,7 @@ def test_large_operands_are_copied_and_small_ones_are_not(shape, pays):
     copied = M * K * (K % 8 > 0) + K * N * (N % 8 > 0) or M * K
     if shape[0] == 1796:
         units = unit(M), 8, 8
-    assert choice.copies_pay(torch.float16, choice.Shape(M, N, K, 1, units), copied, "sm_90", 132) is pays
+    assert choice.copies_pay(torch.float16, "ieee", choice.Shape(M, N, K, 1, units), copied, "sm_90", 132) is pays
 
 
 def test_the_choice_depends_on_the_shape_alone():

@@ -1,7 +1,6 @@
 """The "split" form on boxes: `boxed` on float32 operands that `split` has split into two tf32 parts.
 
 The parts of x are 2 N images and those of the weights 2 M rows; three products of their blocks are added (`split`).
-On request alone.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ class Prepared(NamedTuple):
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    if problem.form != NAME:  # its second pass, for sums that are not finite, was never run on a GPU
-        return Unsupported("not requested")
     return split.able(problem, 2 * problem.N * problem.image_bytes) and boxed.able(problem)
 
 

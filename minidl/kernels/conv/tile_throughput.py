@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from minidl.kernels.conv.problem import Problem
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem
 from minidl.runtime import launch
 from minidl.runtime.cost_model import selection
 from minidl.runtime.cost_model.schema import Throughput
@@ -37,8 +37,9 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
             return Throughput(slots, loads * step)
     slots = 1 if rows * columns > LARGE else 2
     rate = selection.rate(problem.target, problem.dtype, problem.precision) / problem.processors
-    # Tensor cores multiply tiles of fewer rows by `mma`, at half the rate of `wgmma`.
-    halved = rows < WGMMA_ROWS and (problem.dtype.itemsize <= 2 or problem.precision != "ieee")
+    # Tensor cores multiply tiles of fewer rows by `mma`, at half the rate of `wgmma`; float32 across K by `mma` alone.
+    by_mma = problem.dtype.itemsize <= 2 or (problem.precision != "ieee" and problem.direction != GRAD_WEIGHT)
+    halved = rows < WGMMA_ROWS and by_mma
     products = slots * 2 * rows * (2 if halved else 1) * max(columns, LEAST_COLUMNS) * FULL_BLOCK / rate
     read = slots * (rows + columns) * FULL_BLOCK * problem.dtype.itemsize / device.steps.edges
     kind = names[0].rpartition(" ")[0] if names else ""

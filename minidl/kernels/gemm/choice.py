@@ -23,6 +23,8 @@ TAIL = 1.06  # margin: split the last round only if the estimate is clearly lowe
 # write while others read.
 SHORT, LEAST_WRITTEN = 64, 2**20
 WARPS = 16  # warps of a multiprocessor that wait at the same time
+# Time of a step of tf32x3 in wgmma that reads less than 16 bytes at once: blocks are split in registers and stored again.
+UNALIGNED = 3.5
 # float8 uses the larger tile unless rounds stay half empty; each tile counts as this many extra values.
 FLOAT8_TILE = 2048
 
@@ -60,7 +62,8 @@ def choose(
     last round (True) or applies them to all tiles (False: a row's sums do not depend on its position)."""
     M, N, K, batch, _ = shape
     tiles = launch.tiles_for(family, dtype, floor=16, precision=precision, target_=target, M=M, N=N, K=K)
-    if (len(tiles) == 1 and not tail) or dtype.itemsize == 1:
+    estimated = len(tiles) > 1 or tail or (family == "gemm" and precision == "tf32x3" and target == "sm_90")
+    if not estimated or dtype.itemsize == 1:
         tile = min(tiles, key=lambda tile: _rounds(dtype, shape, tile, processors))
         count = launches.tiles_of(M, N, tile) * batch
         return Choice(tile, launches.shares_of(count, K, tile, processors, split))
@@ -76,15 +79,15 @@ def _rounds(dtype: torch.dtype, shape: Shape, tile: launch.Tile, processors: int
 
 
 @launch.cached
-def copies_pay(dtype: torch.dtype, shape: Shape, copied: int, target: str, processors: int) -> bool:
+def copies_pay(dtype: torch.dtype, precision: str, shape: Shape, copied: int, target: str, processors: int) -> bool:
     """Whether copying `copied` values and reading boxes is faster than reading by pointers."""
     M, N, K, *_ = shape
-    pointers, boxes = (
-        launch.tiles_for(family, dtype, floor=16, target_=target, M=M, N=N, K=K) for family in ("gemm_pointer", "gemm")
-    )
+    times = []
+    for family in ("gemm", "gemm_pointer"):
+        tiles = launch.tiles_for(family, dtype, floor=16, precision=precision, target_=target, M=M, N=N, K=K)
+        times.append(_best(family, tiles, shape, None, processors, target, None, dtype, precision)[0])
     costs = selection.of(target).gemm
-    in_boxes = _best("gemm", boxes, shape, None, processors, target)[0] + costs.copy + 4 * copied / costs.copied
-    return in_boxes < _best("gemm_pointer", pointers, shape, None, processors, target)[0]
+    return times[0] + costs.copy + 2 * dtype.itemsize * copied / costs.copied < times[1]
 
 
 def _best(
@@ -122,6 +125,7 @@ def microseconds(
     products = 2 * max(rows, 64) * max(columns, 32) * depth / operations
     if family == "gemm_pointer":
         step = max(products, (rows / units[0] + columns / units[1]) * depth / 32 / costs.loads)
+        step *= UNALIGNED if precision == "tf32x3" and rows >= 64 and min(units[:2]) < 4 else 1.0
         written = rows * columns / (4 if split > 1 else units[2]) / costs.written
         waiting = launch.cdiv(launch.cdiv(count * split, processors), max(1, WARPS // tile.num_warps))
         time = (full + (rest > 0)) * (steps * step + written) + waiting * (costs.program + steps * costs.wait)
