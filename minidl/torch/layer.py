@@ -60,6 +60,8 @@ class Accelerated(nn.Module):
         clone = object.__new__(type(self))
         memo[id(self)] = clone
         clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        if hasattr(clone, "flatten_parameters"):  # cuDNN, for calls that the operator does not take, warns otherwise
+            clone.flatten_parameters()
         return clone
 
     def __prepare_scriptable__(self) -> Any:

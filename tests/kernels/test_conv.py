@@ -1089,7 +1089,7 @@ def test_bands_that_cannot_pool_are_pooled_afterwards(M, size, monkeypatch):
     channel = (slice(None), None, None)
     z = (p.y * p.scale.double()[channel] + p.bias.double()[channel]).relu()
     for pool, function in (("max", F.max_pool2d), ("avg", F.avg_pool2d)):
-        y, _ = conv.forward(p.x, p.w, p.geometry, p.bias, "relu", scale=p.scale, pool=pool)
+        y, _ = conv.forward(p.x, p.w, p.geometry, p.bias, "relu", scale=p.scale, pool=pool, form="banded")
         assert torch.equal(y.double(), function(z, 2))
 
 
@@ -1122,7 +1122,7 @@ def test_which_convolutions_go_in_pairs(C, M, padding, form):
 def test_bands_that_can_pool_do_it_in_their_kernel(monkeypatch):
     p = Problem((2, 1, 16, (12, 14), (5, 5), (1, 1), (0, 0), (1, 1), 1))
     monkeypatch.setattr(parts.pools, "max_pool2d", lambda *_: pytest.fail("a second kernel"))
-    y, _ = conv.forward(p.x, p.w, p.geometry, pool="max")
+    y, _ = conv.forward(p.x, p.w, p.geometry, pool="max", form="banded")
     assert torch.equal(y.double(), F.max_pool2d(p.y, 2))
 
 

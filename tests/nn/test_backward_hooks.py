@@ -5,7 +5,7 @@ import torch
 
 import minidl
 from minidl import nn
-from minidl.tensors import Tensor
+from minidl.tensors import Tensor, default_device
 
 
 class TwoInputs:
@@ -91,5 +91,5 @@ def test_hooks_with_keyword_arguments_and_in_front():
     module.register_forward_hook(lambda m, args, y: calls.append("in front") or y * 10.0, prepend=True)
     module.register_forward_pre_hook(lambda m, args, kwargs: (args, {"factor": 3.0}), with_kwargs=True)
     module.register_forward_pre_hook(lambda m, args: args[0] + 1.0, prepend=True)
-    assert module(Tensor(torch.ones(1)), factor=2.0).item() == 61.0
+    assert module(Tensor(torch.ones(1, device=default_device())), factor=2.0).item() == 61.0
     assert calls == ["in front", {"factor": 3.0}]

@@ -23,7 +23,7 @@ TAIL = 1.06  # margin: split the last round only if the estimate is clearly lowe
 # write while others read.
 SHORT, LEAST_WRITTEN = 64, 2**20
 WARPS = 16  # warps of a multiprocessor that wait at the same time
-# Time of a step of tf32x3 in wgmma that reads less than 16 bytes at once: blocks are split in registers and stored again.
+# Time of a step of tf32x3 in wgmma that reads less than 16 bytes at once, relative to its estimate.
 UNALIGNED = 3.5
 # float8 uses the larger tile unless rounds stay half empty; each tile counts as this many extra values.
 FLOAT8_TILE = 2048

@@ -74,7 +74,7 @@ def pack_padded_sequence(
         raw, indices = raw.sort(descending=True, stable=True)
     elif any(a < b for a, b in itertools.pairwise(numbers)):
         raise ValueError(f"{op}: lengths is {numbers}, expected numbers that do not rise; or set enforce_sorted=False")
-    present = torch.arange(raw[0].item()).unsqueeze(1) < raw
+    present = torch.arange(raw[0].item(), device="cpu").unsqueeze(1) < raw
     rows = _rows(present, indices, T if batch_first else B, batch_first).to(input.device)
     data = input.reshape(B * T, *input.shape[2:])[Tensor(rows)]
     sorted_indices = None if indices is None else Tensor(indices.to(input.device))
@@ -94,7 +94,7 @@ def pad_packed_sequence(
         if check.integer("pad_packed_sequence", "total_length", total_length) < T:
             raise ValueError(f"pad_packed_sequence: total_length is {total_length}, expected {T} or more")
         T = total_length
-    present = torch.arange(B) < sizes.data.unsqueeze(1)
+    present = torch.arange(B, device="cpu") < sizes.data.unsqueeze(1)
     lengths = present.sum(0)
     indices = None if sorted_indices is None else sorted_indices.data.cpu()
     if indices is not None:
