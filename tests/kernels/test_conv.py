@@ -319,10 +319,10 @@ def test_three_taps_of_a_row_that_lie_apart_in_the_weight_gradient():
         assert p.check("batch", lambda name: name == "grad_weight")
 
 
-@pytest.mark.parametrize("form", ["pixel", "banded"])
+@pytest.mark.parametrize("form", ["pixel", "banded", "box"])
 def test_positions_counted_in_64_bits(form, monkeypatch):
     """As where there are 2^31 of them."""
-    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded):
+    for module in (pixel_choice, pixel_tiled, pixel_grad_weight, banded, boxed):
         monkeypatch.setattr(module, "INT32_LIMIT", 1)
     small = launch.Tile({"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16}, 4, 1)
     bands = launch.Tile({"BLOCK_M": 16, "BLOCK_K": 16}, 4, 1)

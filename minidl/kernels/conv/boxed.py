@@ -32,7 +32,7 @@ from minidl.kernels.conv.pixel_boxes import (
     shape_of_box,
     stores_boxes,
 )
-from minidl.kernels.conv.problem import CORRELATIONS, NO_BOXES, Problem, Tensors, Unsupported
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Outputs, Taps, Weights
 from minidl.kernels.conv.split import INFINITY, not_finite, split_product
 from minidl.kernels.epilogue import affine, finish, split_columns
@@ -56,6 +56,7 @@ class BoxTile(NamedTuple):
     PAIRS          whether outputs are pairs of neighbouring pixels and d_x has an axis for the two (`paired_box`)
     PART           channels of one half of a `ConcatPair`, 0 for one tensor
     SPLIT          whether x and w are parts, of which lo follow hi (`split_box`)
+    INDEX          dtype of offsets in a box of y
     ACC, PRECISION dtype of the sums, and how products are computed
     """
 
@@ -73,6 +74,7 @@ class BoxTile(NamedTuple):
     PAIRS: bool
     PART: int
     SPLIT: bool
+    INDEX: Any
     ACC: Any
     PRECISION: str
 
@@ -146,13 +148,11 @@ def conv_box_tile(
     taps: tl.constexpr, epilogue: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_M channels of a box of outputs."""
-    BLOCK_M: tl.constexpr = tile.BLOCK_M
-    BLOCK_N: tl.constexpr = tile.BLOCK_N
     M = outputs.M
-    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_m = tl.cdiv(M, tile.BLOCK_M)
     tiles_w = tl.cdiv(outputs.QW, tile.TILE_W)
     tiles_h = tl.cdiv(outputs.QH, tile.TILE_H)
-    m = i_tile % tiles_m * BLOCK_M
+    m = i_tile % tiles_m * tile.BLOCK_M
     i_group = i_tile // tiles_m % outputs.GROUPS
     i_box = i_tile // (tiles_m * outputs.GROUPS)
     q_w = i_box % tiles_w * tile.TILE_W
@@ -166,13 +166,17 @@ def conv_box_tile(
     if tile.STORE_BOX:
         finish_box(b_acc.T, p_bias, p_scale, d_y, n, q_h, q_w, m, M, epilogue, tile, tile.PIECES)
         return
-    o_p = tl.arange(0, BLOCK_N)
-    o_n = n + o_p // (tile.TILE_H * tile.TILE_W)
-    o_h = q_h + o_p // tile.TILE_W % tile.TILE_H
-    o_w = q_w + o_p % tile.TILE_W
-    m_row = (o_n < outputs.N) & (o_h < outputs.QH) & (o_w < outputs.QW)
-    o_row = o_n.to(tl.int64) * outputs.OH + outputs.out_h + o_h * taps.OUT_STEP_H
-    o_row = o_row * outputs.OW + outputs.out_w + o_w * taps.OUT_STEP_W
+    # Rows of y, counted from the first one of the box.
+    i = tl.arange(0, tile.BLOCK_N).to(tile.INDEX)
+    i_n = i // (tile.TILE_H * tile.TILE_W)
+    i_h = i // tile.TILE_W % tile.TILE_H
+    i_w = i % tile.TILE_W
+    m_row = (n + i_n < outputs.N) & (q_h + i_h < outputs.QH) & (q_w + i_w < outputs.QW)
+    o_row = (i_n * outputs.OH + i_h * taps.OUT_STEP_H) * outputs.OW + i_w * taps.OUT_STEP_W
+    first = n.to(tl.int64) * outputs.OH + outputs.out_h + q_h * taps.OUT_STEP_H
+    first = (first * outputs.OW + outputs.out_w + q_w * taps.OUT_STEP_W) * (outputs.GROUPS * M)
+    p_y += first
+    p_z = None if p_z is None else p_z + first
     finish(b_acc.T, p_bias, p_scale, p_y, p_z, o_row, m_row, m, M, i_group, outputs.GROUPS, epilogue, tile.PIECES)
 
 
@@ -238,6 +242,7 @@ def prepare(problem: Problem, pairs: bool = False, split: bool = False) -> launc
         BoxTile, BLOCK_K=block, TILE_N=box[0], TILE_H=box[1], TILE_W=box[2], PIECES=pieces,
         PER_PROCESSOR=chosen["PER_PROCESSOR"] * persistent, FLATTEN=chosen["FLATTEN"] * persistent,
         W_IN_PLACE=problem.in_place, STORE_BOX=stores_y, PAIRS=pairs, PART=problem.part, SPLIT=split,
+        INDEX=tl.int32 if box[0] * OH * OW * groups * M < INT32_LIMIT else tl.int64,
         **(problem.constants | ({"PRECISION": "tf32"} if split else {})),
     )  # fmt: skip
     piece = max(tile.BLOCK_M // pieces, 16 // problem.result.itemsize)

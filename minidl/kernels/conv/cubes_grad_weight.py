@@ -49,12 +49,15 @@ def conv_cube_grad_weight_kernel(
     TAPS: tl.constexpr = tile.TAPS
     VOXELS: tl.constexpr = box.TILE_N * box.TILE_D * box.TILE_H * box.TILE_W
     tiles_c: tl.constexpr = (tile.C + BLOCK_N - 1) // BLOCK_N
-    tiles_m = tl.cdiv(parts.M, BLOCK_M)
+    # Tell the compiler that rows of dy have a multiple of 16 bytes, so that it loads 16 bytes at once.
+    VALUES: tl.constexpr = 128 // p_dy.dtype.element_ty.primitive_bitwidth
+    M = parts.M // VALUES * VALUES
+    tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_w = tl.cdiv(sizes.QW, box.TILE_W)
     tiles_h = tl.cdiv(sizes.QH, box.TILE_H)
     tiles_d = tl.cdiv(sizes.QD, box.TILE_D)
     v_n, v_d, v_h, v_w = voxels_of(box)
-    o_dy = (((v_n * sizes.QD + v_d) * sizes.QH + v_h) * sizes.QW + v_w) * (parts.GROUPS * parts.M)
+    o_dy = (((v_n * sizes.QD + v_d) * sizes.QH + v_h) * sizes.QW + v_w) * (parts.GROUPS * M)
     steps = parts.boxes + parts.PAUSE
     start = tl.program_id(0) * parts.Q
     end = tl.minimum(start + parts.Q, tiles_c * tiles_m * parts.GROUPS * (tile.J // TAPS) * steps)
@@ -88,9 +91,9 @@ def conv_cube_grad_weight_kernel(
             m_dy = (n + v_n < sizes.N) & (q_d + v_d < sizes.QD) & (q_h + v_h < sizes.QH) & (q_w + v_w < sizes.QW)
             # Offsets within a box need 32 bits only.
             o_box = ((tl.cast(n, tl.int64) * sizes.QD + q_d) * sizes.QH + q_h) * sizes.QW + q_w
-            p_box = p_dy + o_box * (parts.GROUPS * parts.M) + i_group * parts.M
+            p_box = p_dy + o_box * (parts.GROUPS * M) + i_group * M
             b_dy = tl.load(
-                p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < parts.M)[None, :], other=0.0
+                p_box + o_dy[:, None] + r_m[None, :], mask=m_dy[:, None] & (r_m < M)[None, :], other=0.0
             )  # [VOXELS, BLOCK_M]
             x_d = tap_d + q_d * taps.D.IN_STEP
             b_next = ()
@@ -109,9 +112,9 @@ def conv_cube_grad_weight_kernel(
                 b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=PRECISION, out_dtype=ACC),)
             b_accs = b_next
         r_c = c + tl.arange(0, BLOCK_N)
-        p_tile = p_partial + slot.to(tl.int64) * (parts.GROUPS * parts.M) * (tile.J * tile.C)
-        p_tile += (i_group * parts.M + r_m).to(tl.int64)[:, None] * (tile.J * tile.C) + j * tile.C + r_c[None, :]
-        m_tile = (r_m < parts.M)[:, None] & (r_c < tile.C)[None, :] & (begin < stop)
+        p_tile = p_partial + (tl.cast(slot * parts.GROUPS + i_group, tl.int64) * M + m) * (tile.J * tile.C) + j * tile.C
+        p_tile += tl.arange(0, BLOCK_M).to(tl.int64)[:, None] * (tile.J * tile.C) + r_c[None, :]
+        m_tile = (r_m < M)[:, None] & (r_c < tile.C)[None, :] & (begin < stop)
         for t in tl.static_range(TAPS):
             tl.store(p_tile + t * tile.C, b_accs[t], mask=m_tile)
         first += steps

@@ -109,7 +109,7 @@ def conv_pixel_grad_weight_kernel(
         o_x = ((n * sizes.H + x_h) * sizes.W + x_w) * tile.CHANNELS
         o_dy = o_row * (tile.GROUPS * tile.M)
         m_dy = m_row[:, None] & m_m[None, :]
-        b_dy = tl.load(p_dy + o_dy[:, None] + o_m[None, :], mask=m_dy, other=0.0)  # [BLOCK_K, BLOCK_M]
+        b_dy = tl.load(p_dy + (o_dy[:, None] + o_m[None, :]), mask=m_dy, other=0.0)  # [BLOCK_K, BLOCK_M]
         b_next = ()
         for t in tl.static_range(TAPS):
             t_h = (j + t) // taps.JW * taps.IN_TAP_H
@@ -127,7 +127,7 @@ def conv_pixel_grad_weight_kernel(
                 m_x = (m_row & (h >= 0) & (h < sizes.H) & (w >= 0) & (w < sizes.W))[:, None] & m_c[None, :]
             if J % TAPS != 0:
                 m_x &= j + t < J
-            b_x = tl.load(p_x + o_x[:, None] + o_tap[None, :], mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
+            b_x = tl.load(p_x + (o_x[:, None] + o_tap[None, :]), mask=m_x, other=0.0)  # [BLOCK_K, BLOCK_N]
             b_next += (tl.dot(b_dy.T, b_x, b_accs[t], input_precision=tile.PRECISION, out_dtype=tile.ACC),)
         b_accs = b_next
     o_m += i_group * tile.M

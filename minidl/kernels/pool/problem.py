@@ -104,7 +104,7 @@ def load_tap(p_first, t, h0, w0, end_h, end_w, m_p, m_c, W, C, window: tl.conste
     from (end_h, end_w) on."""
     r = (t // window.S) * window.DIL_H
     s = (t % window.S) * window.DIL_W
-    m_t = m_p if window.INSIDE else in_image(h0 + r, w0 + s, end_h, end_w) & m_p
+    m_t = m_p if window.INSIDE else in_image(h0 + r, w0 + s, tl.where(m_p, end_h, 0), end_w)
     p_t = p_first + (r * (tl.cast(W, tl.int64) * C) + s * C)
     return tl.load(p_t, mask=m_t[:, None] & m_c[None, :], other=OTHER)
 
