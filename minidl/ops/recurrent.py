@@ -20,9 +20,11 @@ class Recurrence(Function):
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, mode: str, steps: kernels.Steps,
-        *parameters: torch.Tensor | None,
+        *parameters: Any,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        weight, bias = map(_stacked, (parameters[: len(h)], parameters[len(h) :]))
+        stack: Any = torch.stack if len(h) > 1 else lambda parts: parts[0][None]  # a copy, or a view
+        weight, bias = stack(parameters[: len(h)]), parameters[len(h)]
+        bias = bias if bias is None else stack(parameters[len(h) :])
         y, last_h, last_c, saved = kernels.recurrence(mode, x, h, c, weight, bias, steps, any(ctx.needs))
         if saved is not None:
             ctx.save(weight, *saved)
@@ -34,19 +36,11 @@ class Recurrence(Function):
         weight, *rest = ctx.saved
         saved, D = kernels.Saved(*rest), len(ctx.steps)
         dx, dhidden, dh, dc = kernels.recurrence_grad(ctx.mode, dy, dh, dc, weight, saved, ctx.steps, ctx.batch)
-        parts = list(
-            zip(dhidden.chunk(D, 1), saved.before.chunk(D, 1), ctx.needs[5:], ctx.needs[5 + D :], strict=False)
-        )
-        dw = [gemm.gemm(part.t(), before) if need else None for part, before, need, _ in parts]
-        db = [reduce.sum_rows(part) if need else None for part, *_, need in parts]
+        parts = dhidden.chunk(D, 1)
+        factors = zip(parts, saved.before.chunk(D, 1), ctx.needs[5 : 5 + D], strict=True)
+        dw = [gemm.gemm(part.t(), before) if need else None for part, before, need in factors]
+        db = [reduce.sum_rows(part) if need else None for part, need in zip(parts, ctx.needs[5 + D :], strict=True)]
         return dx, dh, dc, None, None, *dw, *db
-
-
-def _stacked(parameters: Sequence[torch.Tensor | None]) -> Any:
-    """Return the parameters of each direction [D, ...]: a view of one, a copy of two."""
-    if parameters[0] is None:
-        return None
-    return parameters[0].unsqueeze(0) if len(parameters) == 1 else torch.stack(parameters)
 
 
 def recurrence(

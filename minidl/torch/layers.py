@@ -122,11 +122,7 @@ class _Recurrent(Layer):
         operands, D = [*weights, *biases, *state], len(weights)
         if torch.is_autocast_enabled(x.device.type):  # x is the result of a linear layer
             operands = [None if t is None else t.to(x.dtype) for t in operands]
-
-        def function(x: Any, *tensors: Any) -> Any:
-            return recurrence(x, tensors[2 * D :], tensors[:D], tensors[D : 2 * D], mode, sizes)
-
-        return recorded(function, x, *operands)
+        return recorded(lambda x, *t: recurrence(x, t[2 * D :], t[:D], t[D : 2 * D], mode, sizes), x, *operands)
 
 
 _MAX, _AVG = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding ceil_mode count_include_pad"

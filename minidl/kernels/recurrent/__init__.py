@@ -7,9 +7,9 @@
 
 A step (first, rows) of a direction computes rows `first` to `first + rows` of x and y with the states of the first
 `rows` sequences. One launch of `kernels` computes a step of each direction, product included, or two launches: a large
-weight takes longer to read from the L2 cache in small blocks than a launch takes. The second product is one of a batch
-if there are two directions, of states that the steps copy together. Sequences that have ended, or not begun, keep
-their states. c has the accumulation type between steps.
+weight takes longer to read from the L2 cache in small blocks than a launch takes. Products of two directions are a
+batch, of states that steps write side by side. Sequences that have ended, or not begun, keep their states. c has the
+accumulation type between steps.
 
 The gradient goes through the steps in reverse, also in one launch each or two: it adds the product of the next step's
 gradient with the weight to dh. The weight's gradient is one product over all N rows (`ops.recurrent`). Sums have a
@@ -74,8 +74,7 @@ def recurrence(
     c = None if c is None else c.to(launch.acc_torch(x.dtype), memory_format=torch.contiguous_format, copy=True)
     state = None if len(h) == 1 or _fuses(weight) else h.clone()
     y, saved = _run(mode, x, h, c, weight, bias, state, steps, save)
-    columns = y.chunk(len(steps), 1)
-    parts = [t[at] for t, each in zip(columns, steps, strict=True) for at in _beginnings(each[::-1])]
+    parts = [t[at] for t, each in zip(y.chunk(len(steps), 1), steps, strict=True) for at in _beginnings(each[::-1])]
     last = torch.cat(parts).view(h.shape) if parts else h.clone()
     return y, last, None if c is None else c.to(x.dtype), saved
 
@@ -172,7 +171,7 @@ def _fuses(weight: torch.Tensor, gradient: bool = False) -> bool:
 
 
 def _wide(
-    gradient: torch.Tensor | None, like: torch.Tensor, shape: tuple[int, int], dtype: torch.dtype
+    gradient: torch.Tensor | None, like: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     """Return a copy in `dtype`, contiguous; zeros for None."""
     if gradient is None:
@@ -183,9 +182,8 @@ def _wide(
 def _plan(family: str, mode: str, dtype: torch.dtype, fused: bool, rows: int, states: tuple[int, ...]) -> LaunchPlan:
     """Return the launch for states [D, B, H]."""
     (D, B, H), family = states, f"{family}_fused" if fused else family
-    return plan_of(
-        Problem(family, mode, dtype, launch.target(), launch.precision(dtype), rows, kernels.Sizes(H, B * H), D)
-    )
+    sizes = kernels.Sizes(H, B * H)
+    return plan_of(Problem(family, mode, dtype, launch.target(), launch.precision(dtype), rows, sizes, D))
 
 
 @launch.cached

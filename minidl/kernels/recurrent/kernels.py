@@ -33,8 +33,8 @@ class Sizes(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Each direction's first row in N and number of rows, and those of its step that was computed before, all times H:
-    Triton compiles for multiples of 16, as H usually is, so the numbers of rows make no difference to it."""
+    """A direction's first row in N and number of rows, and those of the step computed before, all times H: Triton
+    compiles again for numbers that are no multiples of 16, as rows may be and H rarely."""
 
     first: int
     rows: int
@@ -59,13 +59,17 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def direction_of(step):
-    """Return the program's direction and the numbers of its step."""
+def block_of(sizes, step, tile: tl.constexpr):
+    """Return the program's direction; its rows times H: in N, of the step before in N, of [D, B]; its columns; and the
+    masks of rows, rows of the step before, and columns."""
     d = tl.program_id(1)
-    first = tl.where(d == 0, step.first, step.first_reverse)
-    rows = tl.where(d == 0, step.rows, step.rows_reverse)
-    former = tl.where(d == 0, step.former, step.former_reverse)
-    return d, first, rows, former, tl.where(d == 0, step.former_rows, step.former_rows_reverse)
+    o_m, o_n, _, m_n = tile_of(sizes.H, sizes.H, tile)
+    o_m *= sizes.H
+    m_m = o_m < tl.where(d == 0, step.rows, step.rows_reverse)
+    m_former = m_m & (o_m < tl.where(d == 0, step.former_rows, step.former_rows_reverse))
+    o_r = o_m + tl.where(d == 0, step.first, step.first_reverse)
+    o_former = o_m + tl.where(d == 0, step.former, step.former_reverse)
+    return d, o_r, o_former, d * sizes.states + o_m, o_n, m_m, m_former, m_n
 
 
 @triton.jit
@@ -107,11 +111,8 @@ def product(p_a, p_b, o_n, m_m, m_n, K, N, b_acc, tile: tl.constexpr):
 
 
 @triton.jit
-def hidden_products(p_h, p_hidden, p_weight, p_bias, o_b, o_n, m_m, m_n, H, tile: tl.constexpr):
-    """Return h weight^T + bias of each gate, four blocks, of which the last mean nothing where there are fewer gates.
-
-    p_h: pointers to the rows of h; o_b: the rows of hidden.
-    """
+def hidden_products(p_h, p_hidden, p_weight, p_bias, d, o_b, o_n, m_m, m_n, H, tile: tl.constexpr):
+    """Return h weight^T + bias of each gate in four blocks; p_h: pointers to the rows of h, o_b: rows of hidden."""
     ACC: tl.constexpr = tile.ACC
     GATES: tl.constexpr = tile.GATES
     PRECISION: tl.constexpr = tile.PRECISION
@@ -123,6 +124,7 @@ def hidden_products(p_h, p_hidden, p_weight, p_bias, o_b, o_n, m_m, m_n, H, tile
     else:
         b_0 = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
         b_1, b_2, b_3 = b_0, b_0, b_0
+        p_weight += d * GATES * H * H
         for k in range(0, H, tile.BLOCK_K):
             o_k = k + tl.arange(0, tile.BLOCK_K)
             m_k = o_k < H
@@ -140,7 +142,7 @@ def hidden_products(p_h, p_hidden, p_weight, p_bias, o_b, o_n, m_m, m_n, H, tile
                 b_w = tl.load(p_weight + 3 * H * H + o_w, mask=m_w, other=0)
                 b_3 = tl.dot(b_h, b_w, b_3, input_precision=PRECISION, out_dtype=ACC)
     if p_bias is not None:
-        p_bias += o_n
+        p_bias += d * GATES * H + o_n
         b_0 += tl.load(p_bias, mask=m_n, other=0).to(tile.ACC)[None, :]
         if GATES > 1:
             b_1 += tl.load(p_bias + H, mask=m_n, other=0).to(tile.ACC)[None, :]
@@ -165,40 +167,30 @@ def recurrent_kernel(
     GATES: tl.constexpr = tile.GATES
     D: tl.constexpr = tile.DIRECTIONS
     H = sizes.H
-    d, first, rows, former, former_rows = direction_of(step)
-    o_m, o_n, _, m_n = tile_of(H, H, tile)
-    o_m *= H
-    m_m = o_m < rows
+    d, o_r, o_former, o_b, o_n, m_m, m_former, m_n = block_of(sizes, step, tile)
     m_mn = m_m[:, None] & m_n[None, :]
-    o_r, o_b = first + o_m, d * sizes.states + o_m  # of [N, D, H] (the former times D) and of [D, B, H]
-    p_rows = tl.where(o_m < former_rows, p_y + (former + o_m) * D + d * H, p_h + o_b)
-    if p_weight is not None:
-        p_weight += d * GATES * H * H
-    if p_bias is not None:
-        p_bias += d * GATES * H
-    b_0, b_1, b_2, b_3 = hidden_products(p_rows, p_hidden, p_weight, p_bias, o_b, o_n, m_m, m_n, H, tile)
+    p_rows = tl.where(m_former, p_y + o_former * D + d * H, p_h + o_b)
+    b_0, b_1, b_2, b_3 = hidden_products(p_rows, p_hidden, p_weight, p_bias, d, o_b, o_n, m_m, m_n, H, tile)
     b_before = tl.load(p_rows[:, None] + o_n[None, :], mask=m_mn, other=0).to(ACC)
     b_x, b_x1, b_x2, b_x3 = load_gates(p_x + d * GATES * H, o_r, o_n, H, GATES * D, m_mn, GATES, ACC)
     b_0 += b_x
-    blocks = b_0, b_0, b_0, b_0
     if KIND == LSTM:
         b_i, b_f, b_g, b_o = sigmoid(b_0), sigmoid(b_1 + b_x1), tanh(b_2 + b_x2), sigmoid(b_3 + b_x3)
         b_c_before = load_rows(p_c, o_b, o_n, 1, m_mn, ACC)
         b_c = b_f * b_c_before + b_i * b_g
         b_h = b_o * tanh(b_c)
         store_rows(p_c, o_b, o_n, 1, b_c, m_mn)
-        if p_c_before is not None:
+        if p_gates is not None:
             store_rows(p_c_before + d * H, o_r, o_n, D, b_c_before, m_mn)
-        blocks = b_i, b_f, b_g, b_o
+            store_gates(p_gates + d * 4 * H, o_r, o_n, H, 4 * D, (b_i, b_f, b_g, b_o), m_mn, 4)
     elif KIND == GRU:
         b_r, b_z = sigmoid(b_0), sigmoid(b_1 + b_x1)
         b_n = tanh(b_x2 + b_r * b_2)
         b_h = b_n + b_z * (b_before - b_n)
-        blocks = b_r, b_z, b_n, b_2
+        if p_gates is not None:
+            store_gates(p_gates + d * 4 * H, o_r, o_n, H, 4 * D, (b_r, b_z, b_n, b_2), m_mn, 4)
     else:
         b_h = activate(b_0, KIND, 0.0)
-    if p_gates is not None:
-        store_gates(p_gates + d * 4 * H, o_r, o_n, H, 4 * D, blocks, m_mn, 4)
     store_rows(p_y + d * H, o_r, o_n, D, b_h, m_mn)
     if p_state is not None:
         store_rows(p_state, o_b, o_n, 1, b_h, m_mn)
@@ -223,22 +215,13 @@ def recurrent_grad_kernel(
     GATES: tl.constexpr = tile.GATES
     D: tl.constexpr = tile.DIRECTIONS
     H = sizes.H
-    d, first, rows, former, former_rows = direction_of(step)
-    o_m, o_n, _, m_n = tile_of(H, H, tile)
-    o_m *= H
-    m_m = o_m < rows
+    d, o_r, o_former, o_b, o_n, m_m, m_former, m_n = block_of(sizes, step, tile)
     m_mn = m_m[:, None] & m_n[None, :]
-    o_r, o_b = first + o_m, d * sizes.states + o_m
-    m_former = m_m & (o_m < former_rows)
-    p_dx += d * GATES * H
-    if p_dhidden is not None:
-        p_dhidden += d * GATES * H
     b_dh = load_rows(p_dh, o_b, o_n, 1, m_mn, ACC)
     if p_product is not None:
         b_dh += load_rows(p_product, o_b, o_n, 1, m_former[:, None] & m_n[None, :], ACC)
     elif p_weight is not None:
-        p_rows = p_dx if p_dhidden is None else p_dhidden
-        p_rows += (former + o_m) * (GATES * D)
+        p_rows = (p_dx if p_dhidden is None else p_dhidden) + o_former * (GATES * D) + d * GATES * H
         b_dh = product(p_rows, p_weight + d * GATES * H * H, o_n, m_former, m_n, GATES * H, H, b_dh, tile)
     if p_dy is not None:
         b_dh += load_rows(p_dy + d * H, o_r, o_n, D, m_mn, ACC)
@@ -266,9 +249,9 @@ def recurrent_grad_kernel(
         b_dx = b_dh * activate_grad_from_output(load_rows(p_gates + d * H, o_r, o_n, D, m_mn, ACC), KIND, 0.0)
         blocks = b_dx, b_dx, b_dx, b_dx
         hidden = blocks
-    store_gates(p_dx, o_r, o_n, H, GATES * D, blocks, m_mn, GATES)
+    store_gates(p_dx + d * GATES * H, o_r, o_n, H, GATES * D, blocks, m_mn, GATES)
     if p_dhidden is not None:
-        store_gates(p_dhidden, o_r, o_n, H, GATES * D, hidden, m_mn, GATES)
+        store_gates(p_dhidden + d * GATES * H, o_r, o_n, H, GATES * D, hidden, m_mn, GATES)
     if p_state is not None:
         store_gates(p_state, o_b, o_n, H, GATES, hidden, m_mn, GATES)
     store_rows(p_dh, o_b, o_n, 1, b_pass, m_mn)

@@ -106,13 +106,12 @@ def _recurrence(kind: Kind) -> Iterator[Problem]:
 
 def _lstm(case: Case, make: Make) -> Call:
     x, h, c, weight = case.args
-    B = h.shape[1]
-    steps = (tuple((first, B) for first in range(0, len(x), B)),)
+    steps = (tuple((first, h.shape[1]) for first in range(0, len(x), h.shape[1])),)
 
     def call() -> tuple[torch.Tensor, ...]:
         y, *_, saved = recurrent.recurrence("LSTM", x, h, c, weight, None, steps)
         assert saved is not None
-        return y, recurrent.recurrence_grad("LSTM", y, None, None, weight, saved, steps, B)[0]
+        return y, recurrent.recurrence_grad("LSTM", y, None, None, weight, saved, steps, h.shape[1])[0]
 
     return call
 

@@ -168,8 +168,7 @@ def recurrences(dtype: torch.dtype) -> Calls:
         width = recurrent.GATES[mode] * H
         shapes = (22, D * width), (D, width, H), (D, width), (D, 12, H)
         x, weight, bias, h = (torch.zeros(shape, dtype=dtype) for shape in shapes)
-        c = h if mode == "LSTM" else None
-        both = (steps, steps[::-1])[:D]
+        c, both = h if mode == "LSTM" else None, (steps, steps[::-1])[:D]
         y, *_, saved = recurrent.recurrence(mode, x, h, c, weight, bias, both, save)
         if saved is not None:
             recurrent.recurrence_grad(mode, y, h, c, weight, saved, both, 12)
