@@ -1,4 +1,4 @@
-"""Recurrent layers and cells, with torch's parameters and states. `ops.recurrent` computes a layer and direction."""
+"""Recurrent layers and cells, with torch's parameters and states. `ops.recurrent` computes a layer."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class _Recurrent(Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -bound, bound)
 
-    def _direction(
-        self, rows: Tensor, state: list[Tensor], suffix: str, sizes: list[int], reverse: bool = False
-    ) -> tuple[Tensor, ...]:
-        """Return y [N, H] and the last states [B, H] of a layer and direction, for inputs [N, I]."""
-        weight, hidden = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
-        bias, hidden_bias = (getattr(self, f"bias_{on}{suffix}") if self.bias else None for on in ("ih", "hh"))
-        return self._recurrence(self._linear(rows, weight, bias), state, hidden, hidden_bias, self.mode, sizes, reverse)
+    def _layer(self, rows: Tensor, state: list[Tensor], suffixes: list[str], sizes: list[int]) -> tuple[Tensor, ...]:
+        """Return y [N, D H] and the last states [D, B, H] of a layer of D directions, for inputs [N, I]."""
+        names = ("weight_ih", "weight_hh", *["bias_ih", "bias_hh"] * bool(self.bias))
+        weights, hidden, *biases = ([getattr(self, name + suffix) for suffix in suffixes] for name in names)
+        inputs = [part[0] if len(part) == 1 else self._ops.cat(part) for part in (weights, *biases[:1])]
+        x = self._linear(rows, *inputs)
+        return self._recurrence(x, state, hidden, biases[1] if biases else [None] * len(suffixes), self.mode, sizes)
 
     def _states(self, hx: Hidden | None, shape: list[int], like: Tensor) -> list[Tensor]:
         """Return h, and c of lstm, zeros if hx is None. Raises ValueError for another shape, TypeError for no pair."""
@@ -161,18 +161,13 @@ class RNNBase(_Recurrent):
 
     def _layers(self, y: Tensor, states: list[Tensor], sizes: list[int]) -> tuple[Tensor, list[Tensor]]:
         """Return the rows of the last layer, and the last states of all."""
-        last, position = [], 0
+        last, D = [], len(self._suffixes[0])
         for layer, suffixes in enumerate(self._suffixes):
             if layer and self.dropout:
                 y = self._ops.dropout(y, self.dropout, self.training)
-            outputs = []
-            for reverse, suffix in enumerate(suffixes):
-                result, *state = self._direction(y, [s[position] for s in states], suffix, sizes, bool(reverse))
-                outputs.append(result)
-                last.append(state)
-                position += 1
-            y = outputs[0] if len(outputs) == 1 else self._ops.cat(outputs, 1)
-        return y, [self._ops.stack(list(state)) for state in zip(*last, strict=True)]
+            y, *state = self._layer(y, [s[layer * D : (layer + 1) * D] for s in states], suffixes, sizes)
+            last.append(state)
+        return y, [self._ops.cat(state) for state in zip(*last, strict=True)]
 
     def flatten_parameters(self) -> None:
         """Do nothing: parameters are read where they are."""
@@ -237,8 +232,8 @@ class _Cell(_Recurrent):
         self._check_input(input, (1, 2))
         lead = list(input.shape[:-1])
         B, H = lead[0] if lead else 1, self.hidden_size
-        states = [state.reshape(B, H) for state in self._states(hx, [*lead, H], input)]
-        _, *states = self._direction(input.reshape(B, self.input_size), states, "", [B])
+        states = [state.reshape(1, B, H) for state in self._states(hx, [*lead, H], input)]
+        _, *states = self._layer(input.reshape(B, self.input_size), states, [""], [B])
         states = [state.reshape(*lead, H) for state in states]
         return states[0] if len(states) == 1 else tuple(states)
 

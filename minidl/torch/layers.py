@@ -107,7 +107,7 @@ class _CrossEntropy(Layer):
 class _Recurrent(Layer):
     _ops, _linear, _tensor_class = torch, staticmethod(activations.linear), torch.Tensor
     _forward_packed, _layers, _suffixes = RNNBase._forward_packed, RNNBase._layers, RNNBase._suffixes
-    _direction, _states, _check_input = RNNBase._direction, RNNBase._states, RNNBase._check_input
+    _layer, _states, _check_input = RNNBase._layer, RNNBase._states, RNNBase._check_input
 
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
         x = input.data if isinstance(input, PackedSequence) else input
@@ -118,11 +118,11 @@ class _Recurrent(Layer):
         return RNNBase.forward(self, *inputs)
 
     @staticmethod
-    def _recurrence(x: torch.Tensor, state: Any, weight: torch.Tensor, bias: Any, *settings: Any) -> Any:
-        operands = [weight, bias, *state]
+    def _recurrence(x: torch.Tensor, state: Any, weights: Any, biases: Any, mode: str, sizes: list[int]) -> Any:
+        operands, D = [*weights, *biases, *state], len(weights)
         if torch.is_autocast_enabled(x.device.type):  # x is the result of a linear layer
             operands = [None if t is None else t.to(x.dtype) for t in operands]
-        return recorded(lambda x, w, b, *state: recurrence(x, state, w, b, *settings), x, *operands)
+        return recorded(lambda x, *t: recurrence(x, t[2 * D :], t[:D], t[D : 2 * D], mode, sizes), x, *operands)
 
 
 _MAX, _AVG = "kernel_size stride padding dilation ceil_mode", "kernel_size stride padding ceil_mode count_include_pad"

@@ -7,6 +7,7 @@ slopes are at most 1/4 (sigmoid) and 1 (tanh, relu). A state is rounded to the d
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -27,18 +28,47 @@ _PLAIN: dict[str, Activation] = {"RNN_TANH": "tanh", "RNN_RELU": "relu"}
 
 
 def _op(
-    x: Any, h: Any, weight: Any, bias: Any = None, c: Any = None, mode: str = "LSTM", sizes: Any = (),
-    reverse: bool = False,
+    x: Any, h: Any, weight: Any, bias: Any = None, c: Any = None, weight_reverse: Any = None, bias_reverse: Any = None,
+    mode: str = "LSTM", sizes: Any = (),
 ) -> Any:  # fmt: skip
-    return recurrence(x, (h,) if c is None else (h, c), weight, bias, mode, sizes, reverse)
+    parameters = ((weight, weight_reverse)[: len(h)], (bias, bias_reverse)[: len(h)])
+    return recurrence(x, (h,) if c is None else (h, c), *parameters, mode, sizes)
 
 
-def _reference(x: Any, h: Any, weight: Any, bias: Any = None, c: Any = None, **options: Any) -> Any:
-    mode, rows_of = options["mode"], {}
-    for first, rows in _steps(**options):
+class _Direction(NamedTuple):
+    """The arguments of a direction, and its steps in order."""
+
+    x: torch.Tensor
+    h: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    c: torch.Tensor | None
+    mode: str
+    steps: list[tuple[int, int]]
+
+
+def _directions(case: Case) -> list[_Direction]:
+    x, h, weight, bias, c, weight_reverse, bias_reverse, mode, sizes = case.arguments(_op)
+    steps = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
+    parameters = ((weight, bias, steps), (weight_reverse, bias_reverse, steps[::-1]))
+    return [
+        _Direction(part, h[d], w, b, None if c is None else c[d], mode, order)
+        for d, (part, (w, b, order)) in enumerate(zip(x.chunk(len(h), 1), parameters, strict=False))
+    ]
+
+
+def _reference(*args: Any, **options: Any) -> Any:
+    y, *states = zip(*map(_one_reference, _directions(Case(args, options))), strict=True)
+    return (torch.cat(y, 1), *map(torch.stack, states))
+
+
+def _one_reference(direction: _Direction) -> tuple[torch.Tensor, ...]:
+    x, h, weight, bias, c, mode, steps = direction
+    rows_of = {}
+    for first, rows in steps:
         at, before = x[first : first + rows], h[:rows]
         q = before @ weight.t() + (0.0 if bias is None else bias)
-        if mode == "LSTM":
+        if c is not None:
             i, f, g, o = (at + q).chunk(4, 1)
             cell = f.sigmoid() * c[:rows] + i.sigmoid() * g.tanh()
             after, c = o.sigmoid() * cell.tanh(), torch.cat((cell, c[rows:]))
@@ -50,12 +80,7 @@ def _reference(x: Any, h: Any, weight: Any, bias: Any = None, c: Any = None, **o
             after = (at + q).tanh() if mode == "RNN_TANH" else (at + q).relu()
         h, rows_of[first] = torch.cat((after, h[rows:])), after
     y = torch.cat([rows_of[first] for first in sorted(rows_of)])
-    return (y, h + 0.0) if c is None else (y, h + 0.0, c + 0.0)
-
-
-def _steps(mode: str, sizes: Any, reverse: bool = False) -> list[tuple[int, int]]:
-    steps = list(zip(accumulate(sizes, initial=0), sizes, strict=False))
-    return steps[::-1] if reverse else steps
+    return (y, h) if c is None else (y, h, c)
 
 
 class _Near(NamedTuple):
@@ -74,6 +99,14 @@ class _Near(NamedTuple):
         """Write the rows to `total` from row `first` on."""
         for source, target in zip(self, total, strict=True):
             target[first : first + len(source)] = source
+
+
+def _joined(parts: Any, join: Callable[[list[torch.Tensor]], torch.Tensor] = torch.stack) -> _Near:
+    return _Near(*(join(list(each)) for each in zip(*parts, strict=True)))
+
+
+def _side_by_side(parts: Any) -> _Near:
+    return _joined(parts, partial(torch.cat, dim=1))
 
 
 def _exact(value: torch.Tensor) -> _Near:
@@ -130,12 +163,12 @@ class _Step(NamedTuple):
     c_before: _Near | None
 
 
-def _forward(case: Case, dtype: torch.dtype) -> tuple[list[_Near], list[_Step]]:
+def _forward(direction: _Direction, dtype: torch.dtype) -> tuple[list[_Near], list[_Step]]:
     """Return y, h and c, and the steps."""
-    x, h, weight, bias, c, mode, sizes, reverse = case.arguments(_op)
+    x, h, weight, bias, c, mode, order = direction
     a, steps = _Arithmetic(dtype), []
     y, state, cell = _exact(x[:, : h.shape[1]]), _exact(h), None if c is None else _exact(c)
-    for first, rows in _steps(mode, sizes, reverse):
+    for first, rows in order:
         before, c_before = state.rows(0, rows), None
         before = _Near(before.value.clone(), before.error.clone())
         hidden = a.product(before, _exact(weight.t()))
@@ -165,19 +198,31 @@ def _forward(case: Case, dtype: torch.dtype) -> tuple[list[_Near], list[_Step]]:
     return [y, state, *([] if cell is None else [a.stored(cell)])], steps
 
 
+def _results(forward: list[Any]) -> list[_Near]:
+    """Return y, h and c of all directions."""
+    y, *states = zip(*(results for results, _ in forward), strict=True)
+    return [_side_by_side(y), *map(_joined, states)]
+
+
 def _bound(case: Case, result: Any, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    return tuple(near.error.nan_to_num(nan=math.inf) for near in _forward(case, dtype)[0])
+    results = _results([_forward(direction, dtype) for direction in _directions(case)])
+    return tuple(near.error.nan_to_num(nan=math.inf) for near in results)
 
 
 def _grad_bound(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     """Return the bounds of the sums of the gradients by each result, in a pass of its own, rounded each time."""
-    results, steps = _forward(case, dtype)
+    directions = _directions(case)
+    forward = [_forward(direction, dtype) for direction in directions]
+    results = _results(forward)
     cotangents = dy if isinstance(dy, tuple) else (dy,)
     totals: list[_Near] | None = None
-    for k, each in enumerate(cotangents):
+    for k, cotangent in enumerate(cotangents):
         only = [torch.zeros_like(result.value) for result in results]
-        only[k] = each
-        parts = [_Arithmetic(dtype).stored(part) for part in _gradients(case, dtype, steps, *only)]
+        only[k] = cotangent
+        cotangents_of = zip(only[0].chunk(len(directions), 1), *only[1:], strict=True)
+        operands = zip(directions, forward, cotangents_of, strict=True)
+        each = [_gradients(direction, steps, dtype, *dys) for direction, (_, steps), dys in operands]
+        parts = [_Arithmetic(dtype).stored(part) for part in _all_gradients(each)]
         sums = [_Near(t.value + p.value, t.error + p.error) for t, p in zip(totals or parts, parts, strict=True)]
         totals = parts if totals is None else list(map(_Arithmetic(dtype).stored, sums))
     return tuple(
@@ -186,12 +231,18 @@ def _grad_bound(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch.dtype)
     )
 
 
+def _all_gradients(each: list[list[_Near]]) -> list[_Near]:
+    """Return the gradients of the operation's arguments from those of each direction's."""
+    dx, dh, dw, db, dc = zip(*each, strict=True)
+    return [_side_by_side(dx), _joined(dh), dw[0], db[0], _joined(dc), dw[-1], db[-1]]
+
+
 def _gradients(
-    case: Case, dtype: torch.dtype, steps: list[_Step], dy: torch.Tensor, dh: torch.Tensor,
+    direction: _Direction, steps: list[_Step], dtype: torch.dtype, dy: torch.Tensor, dh: torch.Tensor,
     dc: torch.Tensor | None = None,
 ) -> list[_Near]:  # fmt: skip
     """Return the gradients of x, h, weight, bias and c before they are rounded."""
-    x, h, weight, *_, mode, _, _ = case.arguments(_op)
+    x, h, weight, *_, mode, _ = direction
     a, dc = _Arithmetic(dtype), torch.zeros_like(h) if dc is None else dc
     dx, dhidden, before = _exact(x), _exact(x), _exact(x[:, : h.shape[1]])
     carried, cell, product = _exact(dh), _exact(dc), _exact(torch.zeros_like(h))
@@ -227,13 +278,15 @@ def _gradients(
     return [dx, a.sum(carried, product), dw, _Near(dhidden.value.sum(0), db), cell]
 
 
-def _arguments(make: Make, mode: str, H: int, sizes: tuple[int, ...], bias: bool = True, reverse: bool = False) -> Case:
-    width, near = GATES[mode] * H, 1 / math.sqrt(max(H, 1))
-    x, h = make.tensor(sum(sizes), width), make.tensor(sizes[0], H)
-    weight = make.tensor(width, H, low=-near, high=near)
-    b = make.tensor(width) if bias else None
-    c = make.tensor(sizes[0], H) if mode == "LSTM" else None
-    return Case((x, h, weight, b, c), {"mode": mode, "sizes": sizes, "reverse": reverse})
+def _arguments(make: Make, mode: str, H: int, sizes: tuple[int, ...], bias: bool = True, both: bool = False) -> Case:
+    D, width, near = 1 + both, GATES[mode] * H, 1 / math.sqrt(max(H, 1))
+    x, h = make.tensor(sum(sizes), D * width), make.tensor(D, sizes[0], H)
+    parameters: list[Any] = [None] * 4
+    for d in range(D):
+        weight = make.tensor(width, H, low=-near, high=near)
+        parameters[2 * d : 2 * d + 2] = weight, make.tensor(width) if bias else None
+    c = make.tensor(D, sizes[0], H) if mode == "LSTM" else None
+    return Case((x, h, *parameters[:2], c, *parameters[2:]), {"mode": mode, "sizes": sizes})
 
 
 def _inputs(make: Make) -> Case:
@@ -249,21 +302,21 @@ SPEC = OpSpec(
     inputs=_inputs,
     bound=_bound,
     grad_bound=_grad_bound,
-    differentiable=(0, 1, 2, 3, 4),
+    differentiable=tuple(range(7)),
     families=("recurrent", "recurrent_fused", "recurrent_grad", "recurrent_grad_fused"),
     examples={
         **{
-            f"{mode}, {H}": partial(_arguments, mode=mode, H=H, sizes=(12, 5, 5), reverse=H > 100)
+            f"{mode}, {H}{', both directions' * both}": partial(_arguments, mode=mode, H=H, sizes=(12, 5, 5), both=both)
             for mode in GATES
-            for H in (33, 304)
+            for H, both in ((33, False), (33, True), (304, True))
         },
         "lstm without a bias": partial(_arguments, mode="LSTM", H=20, sizes=(3, 3, 2), bias=False),
         "one sequence": partial(_arguments, mode="GRU", H=17, sizes=(1, 1, 1, 1)),
     },
     bad=(
-        refuses(TypeError, "convert one of them", (3, 8), of(torch.float64, 3, 2), (8, 2), sizes=(3,)),
+        refuses(TypeError, "convert one of them", (3, 8), of(torch.float64, 1, 3, 2), (8, 2), sizes=(3,)),
         Bad(
-            tensors((3, 8), lambda make: make.integers(3, 2, low=0, high=4), (8, 2), sizes=(3,)),
+            tensors((3, 8), lambda make: make.integers(1, 3, 2, low=0, high=4), (8, 2), sizes=(3,)),
             TypeError,
             "expected a floating type",
         ),

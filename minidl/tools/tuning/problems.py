@@ -101,17 +101,17 @@ def _recurrence(kind: Kind) -> Iterator[Problem]:
     fused = kind.family.endswith("_fused")
     off = (2.0**-6 if kind.dtype.itemsize == 2 else 2.0**-14) if fused else 0.0  # tiles order the sums of products
     for M, H in kind.extents(M=B, N=128 if fused else 512 if kind.small else 1024):
-        yield kind.problem(f"{T}x{M}x{H}", _lstm, tensors((T * M, 4 * H), (M, H), (M, H), (4 * H, H)), off=off)
+        yield kind.problem(f"{T}x{M}x{H}", _lstm, tensors((T * M, 4 * H), (1, M, H), (1, M, H), (1, 4 * H, H)), off=off)
 
 
 def _lstm(case: Case, make: Make) -> Call:
     x, h, c, weight = case.args
-    steps = tuple((first, len(h)) for first in range(0, len(x), len(h)))
+    steps = (tuple((first, h.shape[1]) for first in range(0, len(x), h.shape[1])),)
 
     def call() -> tuple[torch.Tensor, ...]:
         y, *_, saved = recurrent.recurrence("LSTM", x, h, c, weight, None, steps)
         assert saved is not None
-        return y, recurrent.recurrence_grad("LSTM", y, None, None, weight, saved, steps, len(h))[0]
+        return y, recurrent.recurrence_grad("LSTM", y, None, None, weight, saved, steps, h.shape[1])[0]
 
     return call
 

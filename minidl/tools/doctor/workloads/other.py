@@ -178,18 +178,18 @@ def recurrences(dtype: torch.dtype) -> Calls:
     """Yield recurrences over sequences of two lengths, and their gradients."""
     steps = (0, 12), (12, 5), (17, 5)
 
-    def run(mode: str, H: int, save: bool) -> None:
+    def run(mode: str, D: int, H: int, save: bool) -> None:
         width = recurrent.GATES[mode] * H
-        x, weight, bias = (torch.zeros(*shape, dtype=dtype) for shape in ((22, width), (width, H), (width,)))
-        h = torch.zeros(12, H, dtype=dtype)
-        c = h if mode == "LSTM" else None
-        y, *_, saved = recurrent.recurrence(mode, x, h, c, weight, bias, steps, save)
+        shapes = (22, D * width), (D, width, H), (D, width), (D, 12, H)
+        x, weight, bias, h = (torch.zeros(shape, dtype=dtype) for shape in shapes)
+        c, both = h if mode == "LSTM" else None, (steps, steps[::-1])[:D]
+        y, *_, saved = recurrent.recurrence(mode, x, h, c, weight, bias, both, save)
         if saved is not None:
-            recurrent.recurrence_grad(mode, y, h, c, weight, saved, steps, 12)
+            recurrent.recurrence_grad(mode, y, h, c, weight, saved, both, 12)
 
     for mode in recurrent.GATES:
-        for H, save in ((33, True), (304, True), (304, False)):
-            yield f"{mode}, {H}{', with gradients' if save else ''}", partial(run, mode, H, save)
+        for D, H, save in itertools.product((1, 2), (33, 304), (True, False)):
+            yield f"{mode}, {H}, {D} directions{', with gradients' if save else ''}", partial(run, mode, D, H, save)
 
 
 def random_numbers(dtype: torch.dtype) -> Calls:
