@@ -266,15 +266,6 @@ def test_representation():
 X = numbers(4, 2, 3, dtype=torch.float32)
 
 
-def test_packing_does_not_depend_on_torchs_default_device():
-    """Steps are counted on the CPU, whatever device new tensors have."""
-    with torch.device("meta"):
-        packed = rnn.pack_padded_sequence(Tensor(X), [3, 4], enforce_sorted=False)
-        padded, lengths = rnn.pad_packed_sequence(packed)
-    assert lengths.tolist() == [3, 4]
-    assert torch.equal(padded.data[:, 1], X[:, 1])
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -60,7 +60,8 @@ def pack_padded_sequence(
     op = "pack_padded_sequence"
     if input.ndim < 2:
         raise ValueError(f"{op}: input has shape {list(input.shape)}, expected two dimensions or more")
-    raw = lengths.data.cpu() if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64).cpu()
+    raw = lengths.data if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+    raw = raw.cpu()
     B, T = input.shape[:2] if batch_first else input.shape[1::-1]
     if list(raw.shape) != [B] or raw.dtype.is_floating_point:
         raise ValueError(
