@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidl.kernels.check import Pair, numbers, pair
 from minidl.runtime import launch
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The windows of one pooling over images of H x W, from torch's arguments; all pairs are (height, width).
 
     size      of the image             output    of the result

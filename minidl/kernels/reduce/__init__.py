@@ -52,6 +52,7 @@ def mean(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Ten
     return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
 
 
+@replayed
 def norm(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return sqrt(sum of x^2) over `dims` (all if None) of a floating tensor."""
     check.floating("norm", x=x)
@@ -77,6 +78,7 @@ def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Ten
     return fill(x, (0,), y)
 
 
+@replayed
 def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Dims = None) -> torch.Tensor:
     """Count the elements of x along `dims` that equal y, which has size 1 there; NaN equals NaN. Returns y's shape in
     the accumulation dtype."""

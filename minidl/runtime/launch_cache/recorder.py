@@ -28,6 +28,12 @@ _ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
+# Copies and fills: the method that repeats one on its result, and where its argument is (None: the argument is 0).
+_FILLS: dict[Any, tuple[Callable[..., Any], int | None]] = {
+    _aten.clone.default: (torch.Tensor.copy_, 0), _aten.copy_.default: (torch.Tensor.copy_, 1),
+    _aten.full.default: (torch.Tensor.fill_, 1), _aten.zeros.default: (torch.Tensor.fill_, None),
+    _aten.new_zeros.default: (torch.Tensor.fill_, None), _aten.zero_.default: (torch.Tensor.fill_, None),
+}  # fmt: skip
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -45,7 +51,8 @@ def record_call(
 
     inputs: the tensors among its arguments.
     """
-    allocations, tape = _Allocations(), Tape()
+    tape = Tape()
+    allocations = _Allocations(tape)
     _local.recording = True
     try:
         with allocations, tape:
@@ -61,18 +68,22 @@ def record_call(
 
 
 class _Allocations(TorchDispatchMode):
-    """Collects the buffers that torch allocates for this thread, and notes operations that cannot be replayed."""
+    """Collects torch's allocations, copies and fills in this thread, and notes operations that cannot be replayed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tape: Tape) -> None:
         super().__init__()
+        self.tape = tape
         self.buffers: list[torch.Tensor] = []
         self.has_other_operations = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in _ALLOCATES:
+        if func in _ALLOCATES or (func in _FILLS and output is not args[0]):
             self.buffers.append(output)
-        elif not func.is_view and func not in _VIEWS:
+        if func in _FILLS:
+            method, source = _FILLS[func]
+            self.tape.launches.append((method, (), (output, 0 if source is None else args[source]), {}))
+        elif func not in _ALLOCATES and not func.is_view and func not in _VIEWS:
             self.has_other_operations = True
         return output
 
@@ -99,7 +110,8 @@ def _recorded(result: Any, tape: Tape, inputs: list[torch.Tensor], buffers: list
     for x in buffers:
         layouts.setdefault(id(x), (x.shape, x.stride()))
     kernels = {id(each.kernel): (each.kernel, each.compiled.variants) for each in launches if each.compiled is not None}
-    allocations, relocate = _plan_memory(launches, set(_indices(template)), len(inputs), buffers, layouts)
+    filled = [each.tensors[0][1].base for each in launches if not each.grid]
+    allocations, relocate = _plan_memory(launches, {*_indices(template), *filled}, len(inputs), buffers, layouts)
     return RecordedCall(
         allocations,
         tuple(each.relocated(relocate) for each in launches),
@@ -120,6 +132,11 @@ def _recorded_launch(
 ) -> RecordedLaunch:
     tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
     descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
+    if not grid:
+        if isinstance(args[1], torch.Tensor) and args[0].device != args[1].device:
+            raise _UnsupportedError
+        fixed = tuple(None if isinstance(x, torch.Tensor) else x for x in args)
+        return RecordedLaunch(kernel, grid, fixed, meta, tensors, (), None, None)
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
@@ -148,7 +165,7 @@ def _plan_memory(
 ) -> tuple[tuple[Allocation, ...], Callable[[Location], Location]]:
     """Return the allocations of a replay, and the function from recorded to replayed locations.
 
-    Results (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
+    `results` (indices; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
     in which buffers that no launch needs at the same time overlap.
     """
     outputs = [index for index in range(first, first + len(buffers)) if index in results]

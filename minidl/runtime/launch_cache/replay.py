@@ -6,9 +6,9 @@ Between the call of an operation and its launches, Python checks arguments, look
 arguments) is recorded: its allocations, and its launches with the locations of their tensors. Later calls repeat both.
 
 A function may be replayed if it only launches kernels on its inputs and on memory that it allocates: it changes no
-counter and makes no choice by values. A call is never replayed if torch computes something else in it, or if a kernel
-uses another tensor or reads an address from memory. Keys include the launch settings; `launch.forget` drops all
-recordings.
+counter and makes no choice by values. Copies and fills by torch are recorded as launches. A call is never replayed if
+torch computes something else in it, or if a kernel uses another tensor or reads an address from memory. Keys include
+the launch settings; `launch.forget` drops all recordings.
 """
 
 from __future__ import annotations
