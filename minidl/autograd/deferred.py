@@ -28,7 +28,7 @@ import torch
 
 from minidl.autograd.function import Function
 from minidl.autograd.graph import Variable
-from minidl.autograd.modes import enable_grad, is_grad_enabled, no_grad
+from minidl.autograd.modes import is_grad_enabled, set_grad_enabled
 from minidl.runtime import launch
 
 V = TypeVar("V", bound=Variable)
@@ -143,9 +143,9 @@ class Deferred:
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool, *operands: Any
     ) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
-        self.requires_grad = requires_grad and is_grad_enabled()
         self._recorded, self._thread, self._lock = is_grad_enabled(), threading.get_ident(), threading.RLock()
-        values = ((operand, _value_of(operand)) for operand in operands)
+        self.requires_grad = requires_grad and self._recorded
+        values = [(operand, _value_of(operand)) for operand in operands if operand is not None]
         self._versions = [(operand, t, t._version) for operand, t in values if t is not None]
 
     def compute(self) -> Variable:
@@ -184,8 +184,11 @@ class Deferred:
             if variable._deferred is not self:
                 return  # settled by another thread
             self.unchanged()
-            with enable_grad() if self._recorded else no_grad():
+            if self._recorded == is_grad_enabled():
                 output = self.compute()
+            else:
+                with set_grad_enabled(self._recorded):
+                    output = self.compute()
             variable._become(output)
 
     def unchanged(self) -> None:

@@ -99,7 +99,7 @@ class Context:
             _refuse_hooks(hooks[0])
         self._saved = tensors
         # Tensors created under torch.inference_mode have no version counter.
-        self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
+        self._versions = tuple([-1 if t is None or t.is_inference() else t._version for t in tensors])
 
     def keep(self, result: torch.Tensor) -> None:
         """Accept one more version of a saved result: the change went to a value in other memory."""

@@ -1,8 +1,9 @@
 """Argument checks shared by launchers; an error states the value, the expected value, and a remedy."""
 
+import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -11,7 +12,32 @@ Pair = int | Sequence[int]
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SEVERAL = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+F = TypeVar("F", bound=Callable[..., Any])
+# Types of arguments whose value decides a result.
+PLAIN = {int, bool, str, type(None), torch.Size, torch.dtype, torch.device}
 MOST = 2**30  # limit of sizes, strides, paddings and dilations: kernels take them as int32
+
+
+def cached(function: F) -> F:
+    """Decorate a function of shapes and settings: its results are cached by the arguments, if these are plain, and
+    their types, as 1, 1.0 and True are equal."""
+
+    @functools.lru_cache(maxsize=4096)
+    def cached_result(kinds: tuple[Any, ...], *args: Any) -> Any:
+        return function(*args)
+
+    @functools.lru_cache(maxsize=4096)
+    def are_plain(kinds: tuple[Any, ...]) -> bool:
+        return all(PLAIN.issuperset(kind if isinstance(kind, tuple) else (kind,)) for kind in kinds)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if options:
+            return function(*args, **options)
+        kinds = tuple([tuple(map(type, x)) if type(x) is tuple else type(x) for x in args])
+        return cached_result(kinds, *args) if are_plain(kinds) else function(*args)
+
+    return call  # type: ignore[return-value]
 
 
 def floating(op: str, **tensors: torch.Tensor | None) -> None:

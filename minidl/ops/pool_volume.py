@@ -1,8 +1,7 @@
 """Pooling of volumes [N, C, D, H, W], or of one [C, D, H, W]: of all slices as images, then along the depth.
 
 A window is the product of one in a slice and one along the depth, and so is its divisor. The first maximum in row-major
-order is the first one of the first slice that has it. Between both steps values have the dtype of the computation, so
-results and gradients are rounded once. Results have the memory order of contiguous volumes; those of
+order is the first one of the first slice that has it. Results have the memory order of contiguous volumes; those of
 others are in torch.channels_last_3d.
 """
 
@@ -10,17 +9,65 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import pool as kernels
-from minidl.kernels.pool import Pair, Windows
-from minidl.ops.pool import AvgPool2d, MaxPool2d, adaptive_avg_pool2d, divisor_of
-from minidl.ops.shape import one_or_many, permute, reshape
-from minidl.runtime import launch
+from minidl.kernels.pool import Pair, Windows, volume
+from minidl.ops.pool import adaptive_avg_pool2d, divisor_of, positions
+from minidl.ops.scatter_gather import gather
+from minidl.ops.shape import one_or_many, reshape
 from minidl.tensors import Tensor
 
 __all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "max_pool3d"]
 
 SHAPE = "N, C, D, H, W"
 Three = int | tuple[int | None, int | None, int | None]
+
+
+def _positions(ctx: Any) -> torch.Tensor:
+    """Return the positions of the maxima in the volume, [N, C, OD, OH, OW]."""
+    (inside, along), (slices, depth) = ctx.saved, ctx.at
+    (N, C), pixels = along.shape[:2], depth.size[1]
+    # A position among the pooled slices says in which slice the position of the maximum is.
+    in_slice = positions(inside, slices).reshape(N, -1, C, pixels).transpose(1, 2).flatten(2)
+    row = positions(along, depth).flatten(2)
+    result = in_slice.gather(2, row) + row // max(pixels, 1) * (slices.size[0] * slices.size[1])
+    return result.view(*ctx.shape[:2], depth.output[0], *slices.output)
+
+
+def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
+    at = _positions(ctx)
+    return gather(reshape(x, *x.shape[:2], -1), 2, Tensor(at.flatten(2))).reshape(at.shape)
+
+
+@linear(_at_maxima)
+class MaxPool3d(Function):
+    """The maxima; with `indices` also their positions in the volume, int64."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
+        y, *taps = volume.max_pool3d(x, slices, depth, indices or ctx.needs[0])
+        ctx.save(*taps)
+        ctx.at, ctx.shape = (slices, depth), x.shape
+        return (y, _positions(ctx)) if indices else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
+        return volume.max_pool3d_grad(dy, *ctx.saved, *ctx.at), None, None, None
+
+
+@linear(lambda ctx, x: AvgPool3d.apply(x, *ctx.at))
+class AvgPool3d(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows) -> torch.Tensor:
+        ctx.at, ctx.alone = (slices, depth), volume.by_channel(x)
+        return volume.avg_pool3d(x, slices, depth)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return volume.avg_pool3d_grad(dy, *ctx.at, ctx.alone), None, None
 
 
 @one_or_many(5)
@@ -37,7 +84,7 @@ def max_pool3d(
     """
     size = kernels.checked("max_pool3d", input.data, SHAPE)
     at = kernels.volume_windows("max_pool3d", size, kernel_size, stride, padding, dilation, ceil_mode)
-    return _maxima(input, *at, return_indices)
+    return MaxPool3d.apply(input, *at, return_indices)
 
 
 @one_or_many(5)
@@ -49,7 +96,7 @@ def avg_pool3d(
     op = "avg_pool3d"
     size, divisor = kernels.checked(op, input.data, SHAPE), divisor_of(op, divisor_override)
     at = kernels.volume_windows(op, size, kernel_size, stride, padding, 1, ceil_mode, divisor, count_include_pad)
-    return _means(input, *at)
+    return AvgPool3d.apply(input, *at)
 
 
 @one_or_many(5)
@@ -63,7 +110,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Three) -> Tensor:
     if depth.output == slices.output == (1, 1):  # a reduction, which splits the volume over several programs
         N, C, D, H, W = input.shape
         return reshape(adaptive_avg_pool2d(reshape(input, N, C, D * H, W), 1), N, C, 1, 1, 1)
-    return _means(input, slices, depth)
+    return AvgPool3d.apply(input, slices, depth)
 
 
 @one_or_many(5)
@@ -74,53 +121,4 @@ def adaptive_max_pool3d(input: Tensor, output_size: Three, return_indices: bool 
     """
     size = kernels.checked("adaptive_max_pool3d", input.data, SHAPE)
     at = kernels.adaptive_volume_windows("adaptive_max_pool3d", size, output_size)
-    return _maxima(input, *at, return_indices)
-
-
-def _planes(x: Tensor) -> Tensor:
-    """Return contiguous volumes [N, C, D, H, W] as [N C, 1, D, H, W]; others as they are."""
-    N, C, *size = x.shape
-    return reshape(x, N * C, 1, *size) if C > 1 and x.data.is_contiguous() else x
-
-
-def _means(x: Tensor, slices: Windows, depth: Windows) -> Tensor:
-    lead, x = x.shape[:2], _planes(x)
-    pooled = AvgPool2d.apply(_images(x), slices, launch.acc_torch(x.dtype))
-    y = _volumes(AvgPool2d.apply(_columns(pooled, x), depth, x.dtype), slices, depth)
-    return reshape(y, *lead, *y.shape[2:])
-
-
-def _maxima(x: Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
-    lead, x = x.shape[:2], _planes(x)
-    acc, (N, C, D, H, W) = launch.acc_torch(x.dtype), x.shape
-    if not indices:
-        pooled = MaxPool2d.apply(_images(x), slices, False, acc)
-        y = _volumes(MaxPool2d.apply(_columns(pooled, x), depth, False, x.dtype), slices, depth)
-        return reshape(y, *lead, *y.shape[2:])
-    pooled, inside = MaxPool2d.apply(_images(x), slices, True, acc)
-    y, before = MaxPool2d.apply(_columns(pooled, x), depth, True, x.dtype)
-    # A position among the pooled slices says in which slice the position of the maximum is.
-    pixels = depth.size[1]
-    places = inside.data.reshape(N, D, C, pixels).transpose(1, 2).flatten(2)
-    rows = before.data.flatten(2)
-    positions = places.gather(2, rows) + rows // max(pixels, 1) * (H * W)
-    size = *lead, depth.output[0], *slices.output
-    return reshape(_volumes(y, slices, depth), *size), Tensor(positions.view(size))
-
-
-def _images(x: Tensor) -> Tensor:
-    """Return the slices of volumes, [N D, C, H, W]."""
-    N, C, D, H, W = x.shape
-    return permute(reshape(permute(x, 0, 2, 3, 4, 1), N * D, H, W, C), 0, 3, 1, 2)
-
-
-def _columns(slices: Tensor, x: Tensor) -> Tensor:
-    """Return slices of volumes x as images [N, C, D, H W]."""
-    N, C, D = x.shape[:3]
-    rows, columns = slices.shape[2:]
-    return permute(reshape(permute(slices, 0, 2, 3, 1), N, D, rows * columns, C), 0, 3, 1, 2)
-
-
-def _volumes(y: Tensor, slices: Windows, depth: Windows) -> Tensor:
-    N, C = y.shape[:2]
-    return permute(reshape(permute(y, 0, 2, 3, 1), N, depth.output[0], *slices.output, C), 0, 4, 1, 2, 3)
+    return MaxPool3d.apply(input, *at, return_indices)

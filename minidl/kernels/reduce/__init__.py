@@ -143,9 +143,15 @@ def _positions(
     return y, result
 
 
-def kept_shape(x: torch.Tensor, dims: Dims) -> list[int]:
+def kept_shape(x: torch.Tensor, dims: Dims) -> tuple[int, ...]:
     """Return x's shape with size 1 in `dims` (all if None)."""
-    return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
+    return _kept_shape(x.shape, tuple(dims) if isinstance(dims, list) else dims)
+
+
+@check.cached
+def _kept_shape(shape: torch.Size, dims: Dims) -> tuple[int, ...]:
+    axes = _axes("kept_shape", dims, len(shape))
+    return tuple(1 if i in axes else size for i, size in enumerate(shape))
 
 
 def band(rows: int, tiles: int, block: int) -> int:

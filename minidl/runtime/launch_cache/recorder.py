@@ -165,8 +165,8 @@ def _plan_memory(
 ) -> tuple[tuple[Allocation, ...], Callable[[Location], Location]]:
     """Return the allocations of a replay, and the function from recorded to replayed locations.
 
-    `results` (indices; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
-    in which buffers that no launch needs at the same time overlap.
+    `results` (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one
+    tensor, in which buffers that no launch needs at the same time overlap.
     """
     outputs = [index for index in range(first, first + len(buffers)) if index in results]
     uses: dict[int, list[int]] = {}
