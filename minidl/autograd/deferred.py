@@ -60,24 +60,32 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 
 
 class deferring:  # noqa: N801 (a context, as no_grad)
-    """A context for the call of a module in which results may be deferred; the outermost one settles them."""
+    """A context for the call of a module in which results may be deferred; the outermost one settles them.
+
+    Nothing is deferred if the outermost one is a layer of one operation (`_is_single`)."""
 
     def __init__(self, owner: Any) -> None:
-        self._owner = owner
+        self._owner, self._counts = owner, True
 
     def __enter__(self) -> None:
-        _local.depth = getattr(_local, "depth", 0) + 1
-        if _local.depth == 1:
+        depth = getattr(_local, "depth", 0)
+        if depth == 0:
+            if self._owner._is_single and type(self._owner).__module__.startswith("minidl.nn"):
+                self._counts = False
+                return
             _local.call = Call(self._owner)
+        _local.depth = depth + 1
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if not self._counts:
+            return
         _local.depth -= 1
         if _local.depth == 0:
             _local.call = None
-        if _local.depth == 0 and getattr(_local, "open", None):
-            if kind is None:
-                settle_all()
-            _local.open = []
+            if getattr(_local, "open", None):
+                if kind is None:
+                    settle_all()
+                _local.open = []
 
 
 class Call:

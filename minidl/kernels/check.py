@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -13,9 +13,27 @@ FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SEVERAL = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 F = TypeVar("F", bound=Callable[..., Any])
-# Types of arguments whose value decides a result.
-PLAIN = {int, bool, str, type(None), torch.Size, torch.dtype, torch.device}
 MOST = 2**30  # limit of sizes, strides, paddings and dilations: kernels take them as int32
+
+
+class Metadata(NamedTuple):
+    """Shape, dtype and device of a tensor, for `cached` functions."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, x: Any) -> "Metadata | None":
+        """Return the metadata of a Tensor or torch tensor, None for None."""
+        if x is None:
+            return None
+        data = x.data
+        return cls(data.shape, data.dtype, data.device)
+
+
+# Types of arguments whose value decides a result.
+PLAIN = {int, bool, str, type(None), torch.Size, torch.dtype, torch.device, Metadata}
 
 
 def cached(function: F) -> F:

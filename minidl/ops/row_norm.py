@@ -37,7 +37,7 @@ class RowNorm(Function):
     ) -> torch.Tensor:
         x, ctx.rows = seen[0](x, seen[1])
         ctx.seen, ctx.rms, ctx.shapes = seen, rms, [None if t is None else t.shape for t in (weight, bias)]
-        weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
+        weight, bias = [t if t is None or t.dim() == 1 else t.reshape(-1) for t in (weight, bias)]
         y, ctx.mean, ctx.rstd = kernels.forward(x, ctx.rows, weight, bias, eps, rms)
         ctx.save(x, weight)
         return y
@@ -62,7 +62,8 @@ def layer_norm(
     Shapes: input [*, *normalized_shape], weight and bias normalized_shape -> input's, in its dtype.
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
     """
-    dims = _dims("layer_norm", input, normalized_shape, weight, bias)
+    of = check.Metadata.of
+    dims = _dims("layer_norm", of(input), normalized_shape, of(weight), of(bias))
     return RowNorm.apply(input, weight, bias, (kernels.layers, dims), float(eps), False)
 
 
@@ -74,7 +75,8 @@ def rms_norm(
 
     Shapes and errors as `layer_norm`.
     """
-    dims = _dims("rms_norm", input, normalized_shape, weight, None)
+    of = check.Metadata.of
+    dims = _dims("rms_norm", of(input), normalized_shape, of(weight), None)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return RowNorm.apply(input, weight, None, (kernels.layers, dims), float(eps), True)
 
@@ -142,11 +144,10 @@ def _by_channels(
     return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), float(eps), False)
 
 
-def _dims(
-    op: str, input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None, bias: Tensor | None
-) -> int:
-    """Return the number of dimensions that are normalised."""
-    check.floating(op, input=input.data)
+@check.cached
+def _dims(op: str, input: Any, normalized_shape: Sequence[int] | int, weight: Any, bias: Any) -> int:
+    """Return the number of dimensions that are normalised, from the metadata of tensors."""
+    check.floating(op, input=input)
     check.same(op, input=input, weight=weight, bias=bias)
     sizes = check.integers(op, "normalized_shape", normalized_shape)
     if not sizes or tuple(input.shape[-len(sizes) :]) != sizes:
@@ -155,7 +156,7 @@ def _dims(
     return len(sizes)
 
 
-def _fit(op: str, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
+def _fit(op: str, shape: tuple[int, ...], *parameters: Any) -> None:
     for name, parameter in zip(("weight", "bias"), parameters, strict=True):
         if parameter is not None and tuple(parameter.shape) != shape:
             raise ValueError(f"{op}: {name} has shape {list(parameter.shape)}, expected {list(shape)}")

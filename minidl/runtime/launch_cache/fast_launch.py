@@ -209,9 +209,10 @@ def usable(kernels: Sequence[tuple[Any, _Variants]]) -> bool:
     if _is_customized():
         return False
     device = _current_device()
-    return all(
-        variants.unchanged(kernel) and kernel.device_caches[device] is variants.caches for kernel, variants in kernels
-    )
+    for kernel, variants in kernels:
+        if not variants.unchanged(kernel) or kernel.device_caches[device] is not variants.caches:
+            return False
+    return True
 
 
 def stream() -> int:

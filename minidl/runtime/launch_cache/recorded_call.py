@@ -146,7 +146,8 @@ def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
         return result.of(tensors)
     if result is None:
         return None
-    return map_items(result, lambda item: _result(item, tensors))
+    items = [tensors[item] if type(item) is int else _result(item, tensors) for item in result]
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 def map_items(items: Any, change: Callable[[Any], Any]) -> Any:
