@@ -78,8 +78,10 @@ class Function:
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
-        recorded = torch.is_grad_enabled()
-        needs = tuple([recorded and isinstance(arg, Variable) and arg._requires_grad for arg in args])
+        if torch.is_grad_enabled():
+            needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
+        else:
+            needs = (False,) * len(args)
         try:
             raw = [
                 arg.data

@@ -59,12 +59,13 @@ def norm(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Ten
     return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
 
 
-@replayed
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return x summed to `shape`: the gradient of a broadcast from `shape` to x's shape."""
-    shape = tuple(shape)
-    if tuple(x.shape) == shape:
-        return x
+    return x if x.shape == tuple(shape) else _sum_to(x, tuple(shape))
+
+
+@replayed
+def _sum_to(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     new = x.dim() - len(shape)
     axes = [i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1)]
     y = torch.empty(shape, dtype=_sum_dtype(x), device=x.device)
