@@ -28,7 +28,7 @@ import torch
 
 from minidl.autograd.function import Function
 from minidl.autograd.graph import Variable
-from minidl.autograd.modes import is_grad_enabled, set_grad_enabled
+from minidl.autograd.modes import enable_grad, is_grad_enabled, no_grad
 from minidl.runtime import launch
 
 V = TypeVar("V", bound=Variable)
@@ -61,31 +61,25 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 
 class deferring:  # noqa: N801 (a context, as no_grad)
     """A context for the call of a module in which results may be deferred; the outermost one settles them.
-
-    Nothing is deferred if the outermost one is a layer of one operation (`_is_single`)."""
+    A layer of one operation (`_is_single`) is none of these calls unless it is in one."""
 
     def __init__(self, owner: Any) -> None:
-        self._owner, self._counts = owner, True
+        single = owner._is_single and type(owner).__module__.startswith("minidl.nn")
+        self._owner, self._counts = owner, not single or getattr(_local, "depth", 0) > 0
 
     def __enter__(self) -> None:
-        depth = getattr(_local, "depth", 0)
-        if depth == 0:
-            if self._owner._is_single and type(self._owner).__module__.startswith("minidl.nn"):
-                self._counts = False
-                return
+        _local.depth = getattr(_local, "depth", 0) + self._counts
+        if _local.depth == 1 and self._counts:
             _local.call = Call(self._owner)
-        _local.depth = depth + 1
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        if not self._counts:
-            return
-        _local.depth -= 1
+        _local.depth -= self._counts
         if _local.depth == 0:
             _local.call = None
-            if getattr(_local, "open", None):
-                if kind is None:
-                    settle_all()
-                _local.open = []
+        if _local.depth == 0 and getattr(_local, "open", None):
+            if kind is None:
+                settle_all()
+            _local.open = []
 
 
 class Call:
@@ -192,11 +186,8 @@ class Deferred:
             if variable._deferred is not self:
                 return  # settled by another thread
             self.unchanged()
-            if self._recorded == is_grad_enabled():
+            with enable_grad() if self._recorded else no_grad():
                 output = self.compute()
-            else:
-                with set_grad_enabled(self._recorded):
-                    output = self.compute()
             variable._become(output)
 
     def unchanged(self) -> None:

@@ -78,10 +78,8 @@ class Function:
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
-        if torch.is_grad_enabled():
-            needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
-        else:
-            needs = (False,) * len(args)
+        recorded = torch.is_grad_enabled()
+        needs = tuple([recorded and isinstance(arg, Variable) and arg._requires_grad for arg in args])
         try:
             raw = [
                 arg.data
@@ -103,8 +101,6 @@ class Function:
         context = Context(needs)
         context._where = cls.__name__
         result = cls.forward(context, *raw)
-        if not recorded and not isinstance(result, tuple):
-            return cls.result_class(result)
         outputs = result if isinstance(result, tuple) else (result,)
         variables = tuple([cls.result_class(out) for out in outputs])
         if recorded:

@@ -15,7 +15,7 @@ from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import folds
 from minidl.ops import pool as pools
-from minidl.ops.conv_geometry import check_pool, geometry_of, shape_of
+from minidl.ops.conv_geometry import check_pool, geometry_of
 from minidl.ops.join import Cat
 from minidl.ops.shape import one_or_many
 from minidl.runtime.descriptors import ConcatPair
@@ -232,7 +232,7 @@ def conv2d(
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
-    shapes = input.shape, weight.shape, shape_of(bias), shape_of(scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = geometry_of("conv2d", *shapes, stride, padding, dilation, groups)
     check_pool(pool)
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from minidl.kernels.check import SEVERAL, Pair, cached, numbers
@@ -19,9 +18,8 @@ ROW, COLUMN = 2, 3  # the dimension of size 1 that is added to a sequence
 
 
 def sizes_of(op: str, x: Shape, weight: Shape, groups: int) -> tuple[Shape, Shape]:
-    """Return sizes of image and kernel along the axes, from the shapes of x and weight.
-
-    Raises ValueError for other ranks, sizes of 0, bad groups and channels that do not fit."""
+    """Return sizes of image and kernel along the axes from the shapes of x and weight. Raises ValueError for other
+    ranks, sizes of 0, bad groups and channels that do not fit."""
     axes, transposed = axes_in(op), "transpose" in op
     if len(x) != axes + 2 or len(weight) != axes + 2:
         channels = "C, M / groups" if transposed else "M, C / groups"
@@ -53,11 +51,6 @@ def axes_in(op: str) -> int:
     return int(op[-2])
 
 
-def shape_of(x: Any) -> Any:
-    """Return the shape of a tensor, None for None."""
-    return None if x is None else x.shape
-
-
 def check_vectors(op: str, channels: int, **vectors: Shape | None) -> None:
     """Raise ValueError unless bias and scale, of these shapes, have a value per output channel."""
     for name, shape in vectors.items():
@@ -70,13 +63,14 @@ def geometry_of(
     op: str, x: Shape, weight: Shape, bias: Shape | None, scale: Shape | None, stride: Pair, padding: Pair | str,
     dilation: Pair, groups: int,
 ) -> Any:  # fmt: skip
-    """Return the geometry for the shapes of x [N, C, ...], weight [M, C / groups, ...], bias and scale, as `arranged`.
-
+    """Return the `arranged` geometry for the shapes of x [N, C, ...], weight [M, C / groups, ...], bias and scale.
     Raises ValueError if they do not fit."""
     size, kernel = sizes_of(op, x, weight, groups)
     axes = len(size)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
-    along = _axes(op, size, kernel, strides, _padding(op, padding, kernel, strides, dilations), dilations)
+    paddings = _padding(op, padding, kernel, strides, dilations)
+    settings = zip(AXES[axes], size, kernel, strides, paddings, dilations, strict=True)
+    along = tuple(Axis.of(op, *values) for values in settings)
     check_vectors(op, weight[0], bias=bias, scale=scale)
     return arranged(along, int(groups), added_dim(weight))
 
@@ -92,12 +86,6 @@ def arranged(axes: tuple[Axis, ...], groups: int, at: int) -> Geometry | Volume:
 def added_dim(weight: Shape) -> int:
     """Return COLUMN if each channel has a group: the depthwise form reads an input once for all rows that need it."""
     return COLUMN if weight[1] == 1 else ROW
-
-
-@functools.lru_cache(maxsize=4096)
-def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
-    settings_by_axis = zip(AXES[axes_in(op)], *settings, strict=True)
-    return tuple(Axis.of(op, *values) for values in settings_by_axis)
 
 
 def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:

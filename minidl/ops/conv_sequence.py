@@ -12,7 +12,7 @@ from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Conv2d, Convolution
-from minidl.ops.conv_geometry import ONE, added_dim, geometry_of, shape_of
+from minidl.ops.conv_geometry import ONE, added_dim, geometry_of
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
@@ -83,7 +83,7 @@ def conv1d(
     Raises ValueError for shapes that do not fit, a kernel longer than the padded sequence, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    shapes = input.shape, weight.shape, shape_of(bias), shape_of(scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = geometry_of("conv1d", *shapes, stride, padding, dilation, groups)
     return Conv1d.run("conv1d", input, weight, bias, scale, geometry, act, form)
 
@@ -104,6 +104,6 @@ def conv_transpose1d(
     different dtypes.
     """
     op = "conv_transpose1d"
-    shapes = input.shape, weight.shape, shape_of(bias), shape_of(scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = conv_transpose.geometry_of(op, *shapes, stride, padding, output_padding, groups, dilation)
     return ConvTranspose1d.run(op, input, weight, bias, scale, geometry, act, form)

@@ -11,7 +11,7 @@ from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Convolution
-from minidl.ops.conv_geometry import geometry_of, shape_of
+from minidl.ops.conv_geometry import geometry_of
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
@@ -64,7 +64,7 @@ def conv3d(
     Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    shapes = input.shape, weight.shape, shape_of(bias), shape_of(scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = geometry_of("conv3d", *shapes, stride, padding, dilation, groups)
     return Conv3d.run("conv3d", input, weight, bias, scale, geometry, act)
 
@@ -84,6 +84,6 @@ def conv_transpose3d(
     different dtypes.
     """
     op = "conv_transpose3d"
-    shapes = input.shape, weight.shape, shape_of(bias), shape_of(scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = conv_transpose.geometry_of(op, *shapes, stride, padding, output_padding, groups, dilation)
     return ConvTranspose3d.run(op, input, weight, bias, scale, geometry, act)

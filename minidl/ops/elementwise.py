@@ -110,13 +110,6 @@ def are_integers(*operands: Any) -> bool:
     return numbers and any(kinds) and not any(kind is not None and kind.is_floating_point for kind in kinds)
 
 
-def is_bool(x: Any) -> bool:
-    try:
-        return bool(x.dtype == torch.bool)
-    except UnknownTensor:
-        return False
-
-
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha other. Raises TypeError for bools or two floating types, ValueError for shapes that do not
     broadcast."""

@@ -40,7 +40,7 @@ class MaxPool2d(Function):
     def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool, dtype: torch.dtype | None = None) -> Any:
         y, taps = kernels.max_pool2d(x, at, indices or ctx.needs[0], dtype)
         ctx.save(taps)
-        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, y.dtype), kernels.is_planar(x)
+        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, y.dtype), ctx.needs[0] and kernels.planes(x) is not None
         if not indices:
             return y
         assert taps is not None
@@ -67,7 +67,8 @@ def positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
 class AvgPool2d(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
-        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, dtype or x.dtype), kernels.is_planar(x)
+        ctx.at, ctx.dtypes = at, (x.dtype, dtype or x.dtype)
+        ctx.contiguous = ctx.needs[0] and kernels.planes(x) is not None
         return kernels.avg_pool2d(x, at, dtype)
 
     @staticmethod

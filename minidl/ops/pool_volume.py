@@ -1,7 +1,8 @@
 """Pooling of volumes [N, C, D, H, W], or of one [C, D, H, W]: of all slices as images, then along the depth.
 
 A window is the product of one in a slice and one along the depth, and so is its divisor. The first maximum in row-major
-order is the first one of the first slice that has it. Results have the memory order of contiguous volumes; those of
+order is the first one of the first slice that has it. Between both steps values have the dtype of the computation, so
+results and gradients are rounded once. Results have the memory order of contiguous volumes; those of
 others are in torch.channels_last_3d.
 """
 
@@ -14,10 +15,12 @@ import torch
 from minidl.autograd import Function
 from minidl.autograd.function import linear
 from minidl.kernels import pool as kernels
-from minidl.kernels.pool import Pair, Windows, volume
+from minidl.kernels.pool import Pair, Windows
 from minidl.ops.pool import adaptive_avg_pool2d, divisor_of, positions
 from minidl.ops.scatter_gather import gather
 from minidl.ops.shape import one_or_many, reshape
+from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 from minidl.tensors import Tensor
 
 __all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "max_pool3d"]
@@ -26,12 +29,44 @@ SHAPE = "N, C, D, H, W"
 Three = int | tuple[int | None, int | None, int | None]
 
 
+def _seen(x: torch.Tensor, *size: int) -> torch.Tensor:
+    """Return x [N, C, ...] with its channels last and other sizes in place of N and ..., [size[0], C, ...]."""
+    return x.movedim(1, -1).reshape(*size, x.shape[1]).movedim(-1, 1)
+
+
+@replayed
+def _pool(x: torch.Tensor, slices: Windows, depth: Windows, mean: bool, keep: bool) -> tuple[torch.Tensor, Any, Any]:
+    """Return means or maxima, and the taps of the maxima in both steps, as images, None unless `keep`."""
+    lead, dtype, size = x.shape[:2], x.dtype, (depth.output[0], *slices.output)
+    y = x.flatten(0, 1).unsqueeze(1) if x.is_contiguous() else x  # each channel as a volume
+    N, taps = len(y), []
+    first = (N * depth.size[0], *slices.size), slices, launch.acc_torch(dtype)
+    for seen, at, kind in (first, ((N, *depth.size), depth, dtype)):
+        images = _seen(y, *seen)
+        y, tap = (kernels.avg_pool2d(images, at, kind), None) if mean else kernels.max_pool2d(images, at, keep, kind)
+        taps.append(tap)
+    return _seen(y, N, *size).reshape(*lead, *size), taps[0], taps[1]
+
+
+@replayed
+def _pool_grad(dy: torch.Tensor, inside: Any, along: Any, slices: Windows, depth: Windows, alone: bool) -> torch.Tensor:
+    """Return dx from dy and the taps, None for means; `alone`: each channel is a volume."""
+    lead, size = dy.shape[:2], (depth.size[0], *slices.size)
+    dx = dy.flatten(0, 1).unsqueeze(1) if alone else dy
+    N = len(dx)
+    first = (N, *depth.output), along, depth, launch.acc_torch(dy.dtype)
+    for seen, taps, at, kind in (first, ((N * size[0], *slices.output), inside, slices, dy.dtype)):
+        d = _seen(dx, *seen)
+        dx = kernels.avg_pool2d_grad(d, at, kind) if taps is None else kernels.max_pool2d_grad(d, taps, at, kind)
+    return _seen(dx, N, *size).reshape(*lead, *size)
+
+
 def _positions(ctx: Any) -> torch.Tensor:
     """Return the positions of the maxima in the volume, [N, C, OD, OH, OW]."""
     (inside, along), (slices, depth) = ctx.saved, ctx.at
     (N, C), pixels = along.shape[:2], depth.size[1]
     # A position among the pooled slices says in which slice the position of the maximum is.
-    in_slice = positions(inside, slices).reshape(N, -1, C, pixels).transpose(1, 2).flatten(2)
+    in_slice = positions(inside, slices).reshape(N, depth.size[0], C, pixels).transpose(1, 2).flatten(2)
     row = positions(along, depth).flatten(2)
     result = in_slice.gather(2, row) + row // max(pixels, 1) * (slices.size[0] * slices.size[1])
     return result.view(*ctx.shape[:2], depth.output[0], *slices.output)
@@ -46,28 +81,23 @@ def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
 class MaxPool3d(Function):
     """The maxima; with `indices` also their positions in the volume, int64."""
 
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
-        y, *taps = volume.max_pool3d(x, slices, depth, indices or ctx.needs[0])
+    mean = False
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows, indices: bool = False) -> Any:
+        y, *taps = _pool(x, slices, depth, cls.mean, indices or ctx.needs[0])
         ctx.save(*taps)
-        ctx.at, ctx.shape = (slices, depth), x.shape
+        ctx.at, ctx.shape, ctx.alone = (slices, depth), x.shape, x.is_contiguous()
         return (y, _positions(ctx)) if indices else y
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
-        return volume.max_pool3d_grad(dy, *ctx.saved, *ctx.at), None, None, None
+        return _pool_grad(dy, *ctx.saved, *ctx.at, ctx.alone), *(None for _ in ctx.needs[1:])
 
 
 @linear(lambda ctx, x: AvgPool3d.apply(x, *ctx.at))
-class AvgPool3d(Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows) -> torch.Tensor:
-        ctx.at, ctx.alone = (slices, depth), volume.by_channel(x)
-        return volume.avg_pool3d(x, slices, depth)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        return volume.avg_pool3d_grad(dy, *ctx.at, ctx.alone), None, None
+class AvgPool3d(MaxPool3d):
+    mean = True
 
 
 @one_or_many(5)

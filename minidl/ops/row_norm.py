@@ -62,8 +62,7 @@ def layer_norm(
     Shapes: input [*, *normalized_shape], weight and bias normalized_shape -> input's, in its dtype.
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
     """
-    of = check.Metadata.of
-    dims = _dims("layer_norm", of(input), normalized_shape, of(weight), of(bias))
+    dims = _dims("layer_norm", input, normalized_shape, weight, bias)
     return RowNorm.apply(input, weight, bias, (kernels.layers, dims), float(eps), False)
 
 
@@ -75,8 +74,7 @@ def rms_norm(
 
     Shapes and errors as `layer_norm`.
     """
-    of = check.Metadata.of
-    dims = _dims("rms_norm", of(input), normalized_shape, of(weight), None)
+    dims = _dims("rms_norm", input, normalized_shape, weight, None)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return RowNorm.apply(input, weight, None, (kernels.layers, dims), float(eps), True)
 
@@ -144,10 +142,11 @@ def _by_channels(
     return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), float(eps), False)
 
 
-@check.cached
-def _dims(op: str, input: Any, normalized_shape: Sequence[int] | int, weight: Any, bias: Any) -> int:
-    """Return the number of dimensions that are normalised, from the metadata of tensors."""
-    check.floating(op, input=input)
+def _dims(
+    op: str, input: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None, bias: Tensor | None
+) -> int:
+    """Return the number of dimensions that are normalised."""
+    check.floating(op, input=input.data)
     check.same(op, input=input, weight=weight, bias=bias)
     sizes = check.integers(op, "normalized_shape", normalized_shape)
     if not sizes or tuple(input.shape[-len(sizes) :]) != sizes:
@@ -156,7 +155,7 @@ def _dims(op: str, input: Any, normalized_shape: Sequence[int] | int, weight: An
     return len(sizes)
 
 
-def _fit(op: str, shape: tuple[int, ...], *parameters: Any) -> None:
+def _fit(op: str, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
     for name, parameter in zip(("weight", "bias"), parameters, strict=True):
         if parameter is not None and tuple(parameter.shape) != shape:
             raise ValueError(f"{op}: {name} has shape {list(parameter.shape)}, expected {list(shape)}")

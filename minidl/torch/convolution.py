@@ -53,7 +53,7 @@ class Convolution:
         axes = weight.dim() - 2
         op = f"conv{'_transpose' if transposed else ''}{axes}d"
         size, kernel = conv_geometry.sizes_of(op, x.shape, weight.shape, groups)
-        shapes = {name: conv_geometry.shape_of(vector) for name, vector in vectors.items()}
+        shapes = {name: None if vector is None else vector.shape for name, vector in vectors.items()}
         conv_geometry.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **shapes)
         self.kind = KINDS[axes, transposed]
         at = conv_geometry.added_dim(weight.shape) if axes == 1 else 0

@@ -30,7 +30,7 @@ def _pooled(x: Any, settings: Any) -> list[Any]:
 
 def _fake(shape: Any, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a result in the memory order that the kernels choose for `like`."""
-    if not kernels.is_planar(like):
+    if kernels.planes(like) is None:
         return last(shape, like, dtype)
     return like.new_empty(shape, dtype=dtype or like.dtype)
 
@@ -76,7 +76,7 @@ def _max_pool2d(x: torch.Tensor, *more: Any) -> tuple[torch.Tensor, torch.Tensor
 )
 def max_pool2d_backward(dy: torch.Tensor, indices: torch.Tensor, size: list[int], *settings: Any) -> torch.Tensor:
     at = kernels.windows("max_pool2d", (size[0], size[1]), *settings)
-    return kernels.max_pool2d_grad(dy, indices, at, contiguous=kernels.is_planar(indices))
+    return kernels.max_pool2d_grad(dy, indices, at, contiguous=kernels.planes(indices) is not None)
 
 
 def _fake_avg(x: Any, size: Any, output: Any, *more: Any) -> torch.Tensor:

@@ -89,7 +89,7 @@ def test_calls_that_do_more_than_launch_are_never_replayed():
 
 def test_copies_and_fills_by_torch_are_replayed():
     def copied(a, b):
-        total = torch.zeros(8, 4, device=a.device)
+        total = torch.full((8, 4), 1.5, device=a.device)
         total[2:6].copy_(elementwise.add(a, b).T.contiguous())  # of memory that buffers share
         return total, elementwise.mul(a.t().contiguous(), 2.5), b.clone()
 

@@ -271,10 +271,6 @@ def check_arguments(
     op: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None = None
 ) -> None:
     """Raise TypeError or ValueError if dtypes or devices do not match."""
-    if x.dtype in check.FLOATING and {(x.dtype, x.device)} == {
-        (t.dtype, t.device) for t in (x, w, bias, scale) if t is not None
-    }:
-        return  # the usual case
     check.floating(op, x=x, w=w)
     check.same(op, x=x, w=w)
     if bias is None and scale is None:

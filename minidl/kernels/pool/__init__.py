@@ -12,7 +12,7 @@ Padding counts as -inf for a maximum and as 0 for a mean. A mean divides by the 
 floor(o I / O) up to ceil((o + 1) I / O), exclusive.
 
 Results do not depend on scheduling: in a gradient, each pixel adds its windows in order; if windows do not overlap,
-each window writes its pixels. Read `geometry` and `problem` first, then `kernels` and `volume`.
+each window writes its pixels. Read `geometry` and `problem` first, then `kernels`.
 """
 
 from typing import Any
@@ -28,12 +28,11 @@ from minidl.kernels.pool.geometry import (
     volume_windows,
     windows,
 )
-from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad
-from minidl.kernels.pool.problem import is_planar
+from minidl.kernels.pool.kernels import avg_pool2d, avg_pool2d_grad, max_pool2d, max_pool2d_grad, planes
 
 __all__ = [
     "Pair", "Windows", "adaptive_volume_windows", "adaptive_windows", "avg_pool2d", "avg_pool2d_grad", "checked",
-    "is_planar", "max_pool2d", "max_pool2d_grad", "volume_windows", "windows",
+    "max_pool2d", "max_pool2d_grad", "planes", "volume_windows", "windows",
 ]  # fmt: skip
 
 

@@ -34,11 +34,8 @@ from minidl.kernels.pool.problem import (
     bounds,
     in_image,
     inverse_divisor,
-    is_planar,
-    joined,
     load_tap,
     pixels,
-    split,
 )
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -224,6 +221,17 @@ def last(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
+def planes(x: torch.Tensor) -> torch.Tensor | None:
+    """Return x [N, C, H, W] as N C images of one channel, None unless that is its order in memory."""
+    if x.shape[1] < 2 or not x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last):
+        return None
+    return x.flatten(0, 1).unsqueeze(1)
+
+
+def joined(y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return y.view(*like.shape[:2], *y.shape[2:])
+
+
 def _plan(
     like: torch.Tensor, at: Windows, dtype: torch.dtype | None, mean: bool, back: bool
 ) -> tuple[launch.Prepared, torch.Tensor]:
@@ -244,8 +252,8 @@ def max_pool2d(
 
     x [N, C, H, W]; y [N, C, OH, OW]; taps have y's shape, int8, or int32 for windows of over 127 taps.
     """
-    if is_planar(x):
-        y, taps = max_pool2d(split(x), at, keep, dtype)
+    if (alone := planes(x)) is not None:
+        y, taps = max_pool2d(alone, at, keep, dtype)
         return joined(y, x), None if taps is None else joined(taps, x)
     prepared, y = _plan(x, at, dtype, mean=False, back=False)
     dtype_of_taps = torch.int8 if at.kernel[0] * at.kernel[1] <= 127 else torch.int32
@@ -260,7 +268,7 @@ def max_pool2d_grad(
 ) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy and the taps of the maxima, both [N, C, OH, OW], channels-last or contiguous."""
     if contiguous and dy.shape[1] > 1:
-        return joined(max_pool2d_grad(split(dy), split(taps), at, dtype), dy)
+        return joined(max_pool2d_grad(*(t.flatten(0, 1).unsqueeze(1) for t in (dy, taps)), at, dtype), dy)
     prepared, dx = _plan(dy, at, dtype, mean=False, back=True)
     prepared.run(last(dy), last(taps), dx)
     return dx.permute(0, 3, 1, 2)
@@ -273,8 +281,8 @@ def avg_pool2d(x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -
         if x.is_contiguous():  # a reduction splits the image over several programs
             return reduce.mean(x, (2, 3), keepdim=True)
         return reduce.mean(last(x), (1, 2), keepdim=True).permute(0, 3, 1, 2)
-    if is_planar(x):
-        return joined(avg_pool2d(split(x), at, dtype), x)
+    if (alone := planes(x)) is not None:
+        return joined(avg_pool2d(alone, at, dtype), x)
     prepared, y = _plan(x, at, dtype, mean=True, back=False)
     prepared.run(last(x), y)
     return y.permute(0, 3, 1, 2)
@@ -286,7 +294,7 @@ def avg_pool2d_grad(
 ) -> torch.Tensor:
     """Return dx [N, C, H, W] from dy [N, C, OH, OW], channels-last or contiguous."""
     if contiguous and dy.shape[1] > 1:
-        return joined(avg_pool2d_grad(split(dy), at, dtype), dy)
+        return joined(avg_pool2d_grad(dy.flatten(0, 1).unsqueeze(1), at, dtype), dy)
     prepared, dx = _plan(dy, at, dtype, mean=True, back=True)
     prepared.run(last(dy), None, dx)
     return dx.permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""The records of the pooling kernels, the memory order of images, and where pixels, windows and taps are."""
+"""The records of the pooling kernels, and where pixels, windows and taps are."""
 
 from typing import Any, NamedTuple
 
@@ -23,20 +23,6 @@ class Problem(NamedTuple):
     mean: bool
     back: bool
     target: str
-
-
-def is_planar(x: torch.Tensor) -> bool:
-    """Return whether x [N, C, H, W] is `split` in memory."""
-    return x.shape[1] > 1 and x.is_contiguous() and not x.is_contiguous(memory_format=torch.channels_last)
-
-
-def split(x: torch.Tensor) -> torch.Tensor:
-    """Return x [N, C, H, W] as N C images of one channel."""
-    return x.flatten(0, 1).unsqueeze(1)
-
-
-def joined(y: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return y.view(*like.shape[:2], *y.shape[2:])
 
 
 class Window(NamedTuple):

@@ -144,15 +144,9 @@ def _positions(
     return y, result
 
 
-def kept_shape(x: torch.Tensor, dims: Dims) -> tuple[int, ...]:
+def kept_shape(x: torch.Tensor, dims: Dims) -> list[int]:
     """Return x's shape with size 1 in `dims` (all if None)."""
-    return _kept_shape(x.shape, tuple(dims) if isinstance(dims, list) else dims)
-
-
-@check.cached
-def _kept_shape(shape: torch.Size, dims: Dims) -> tuple[int, ...]:
-    axes = _axes("kept_shape", dims, len(shape))
-    return tuple(1 if i in axes else size for i, size in enumerate(shape))
+    return _shape(x, _axes("kept_shape", dims, x.dim()), keepdim=True)
 
 
 def band(rows: int, tiles: int, block: int) -> int:
@@ -171,6 +165,7 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.int64
 
 
+@check.cached
 def _axes(name: str, dims: Dims, rank: int) -> tuple[int, ...]:
     """Return the sorted non-negative axes to reduce. Raises IndexError, or ValueError for a repeated one."""
     listed = () if dims is None else check.integers(name, "dim", dims)

@@ -12,7 +12,6 @@ cannot be compared, and an unsupported version of Triton.
 """
 
 import contextlib
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -139,12 +138,9 @@ class _Variants:
     def __init__(self, kernel: Any, caches: tuple[Any, ...]) -> None:
         self.caches = caches  # referenced so that no other tuple gets its id
         self.hash = kernel.hash
-        # Triton compares these in Python (0.9 us each); getters and a comparison of lists run in C.
-        scopes: dict[int, tuple[Any, list[str]]] = {}
-        for (name, _), (_, scope) in kernel.used_global_vals.items():
-            scopes.setdefault(id(scope), (scope, []))[1].append(name)
-        self.globals = [(scope, operator.itemgetter(*names)) for scope, names in scopes.values()]
-        self.values = self._values()
+        # Triton compares these in Python (0.9 us each); a comparison of lists runs in C.
+        self.globals = [(scope, name) for (name, _), (_, scope) in kernel.used_global_vals.items()]
+        self.values = [scope.get(name) for scope, name in self.globals]
         runtime = [parameter for parameter in kernel.params if not parameter.is_constexpr]
         self.count = len(runtime) if runtime == kernel.params[: len(runtime)] else -1
         # The launcher skips the positions of constants.
@@ -160,13 +156,7 @@ class _Variants:
     def unchanged(self, kernel: Any) -> bool:
         if kernel.hash is not self.hash or kernel.pre_run_hooks:
             return False
-        return self._values() == self.values
-
-    def _values(self) -> list[Any] | None:
-        try:
-            return [values_of(scope) for scope, values_of in self.globals]
-        except KeyError:  # a global was removed
-            return None
+        return [scope.get(name) for scope, name in self.globals] == self.values
 
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
         backends, const, specialize, align = self.specialization
@@ -219,10 +209,9 @@ def usable(kernels: Sequence[tuple[Any, _Variants]]) -> bool:
     if _is_customized():
         return False
     device = _current_device()
-    for kernel, variants in kernels:
-        if not variants.unchanged(kernel) or kernel.device_caches[device] is not variants.caches:
-            return False
-    return True
+    return all(
+        variants.unchanged(kernel) and kernel.device_caches[device] is variants.caches for kernel, variants in kernels
+    )
 
 
 def stream() -> int:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_tape
 from minidl.runtime.descriptors import of_base
 from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.launch_cache.recorded_call import (
@@ -28,12 +28,8 @@ _ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
-# Copies and fills: the method that repeats one on its result, and where its argument is (None: the argument is 0).
-_FILLS: dict[Any, tuple[Callable[..., Any], int | None]] = {
-    _aten.clone.default: (torch.Tensor.copy_, 0), _aten.copy_.default: (torch.Tensor.copy_, 1),
-    _aten.full.default: (torch.Tensor.fill_, 1), _aten.zeros.default: (torch.Tensor.fill_, None),
-    _aten.new_zeros.default: (torch.Tensor.fill_, None), _aten.zero_.default: (torch.Tensor.fill_, None),
-}  # fmt: skip
+# Copies and fills, with the position of the value.
+_FILLS = {_aten.clone.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -51,8 +47,7 @@ def record_call(
 
     inputs: the tensors among its arguments.
     """
-    tape = Tape()
-    allocations = _Allocations(tape)
+    allocations, tape = _Allocations(), Tape()
     _local.recording = True
     try:
         with allocations, tape:
@@ -70,9 +65,8 @@ def record_call(
 class _Allocations(TorchDispatchMode):
     """Collects torch's allocations, copies and fills in this thread, and notes operations that cannot be replayed."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.tape = tape
         self.buffers: list[torch.Tensor] = []
         self.has_other_operations = False
 
@@ -81,8 +75,9 @@ class _Allocations(TorchDispatchMode):
         if func in _ALLOCATES or (func in _FILLS and output is not args[0]):
             self.buffers.append(output)
         if func in _FILLS:
-            method, source = _FILLS[func]
-            self.tape.launches.append((method, (), (output, 0 if source is None else args[source]), {}))
+            value = args[_FILLS[func]]
+            method = torch.Tensor.copy_ if isinstance(value, torch.Tensor) else torch.Tensor.fill_
+            launch_tape.tapes[threading.get_ident()].launches.append((method, (), (output, value), {}))
         elif func not in _ALLOCATES and not func.is_view and func not in _VIEWS:
             self.has_other_operations = True
         return output
@@ -133,10 +128,9 @@ def _recorded_launch(
     tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
     descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
     if not grid:
-        if isinstance(args[1], torch.Tensor) and args[0].device != args[1].device:
-            raise _UnsupportedError
-        fixed = tuple(None if isinstance(x, torch.Tensor) else x for x in args)
-        return RecordedLaunch(kernel, grid, fixed, meta, tensors, (), None, None)
+        return RecordedLaunch(
+            kernel, grid, (None, None if len(tensors) == 2 else args[1]), meta, tensors, (), None, None
+        )
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError

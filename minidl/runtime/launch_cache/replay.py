@@ -161,17 +161,12 @@ def _add(
             parts.append((kind, value.value))
         elif isinstance(value, tuple):
             parts.append(kind)
-            if _has_tensors(tuple(map(type, value))):
+            if True in [isinstance(each, torch.Tensor) for each in value]:
                 _add(value, parts, tensors, addresses, plain)
             else:
                 parts.append(value)
         else:  # a subclass of Tensor, or a container that may have one
             raise TypeError(kind)
-
-
-@functools.lru_cache(maxsize=MAX_KEYS)
-def _has_tensors(kinds: tuple[type, ...]) -> bool:
-    return any(issubclass(kind, torch.Tensor) for kind in kinds)
 
 
 def _has_torch_function_mode() -> bool:
