@@ -92,7 +92,6 @@ def sizes(op: str, values: tuple[Any, ...]) -> tuple[int, ...]:
     return sizes_
 
 
-@cached
 def axis(op: str, dim: int, rank: int) -> int:
     """Return `dim` as a non-negative axis. Raises IndexError outside [-rank, rank), TypeError for other types."""
     if isinstance(dim, bool):
@@ -103,6 +102,7 @@ def axis(op: str, dim: int, rank: int) -> int:
     return dim % rank
 
 
+@cached
 def axes(op: str, dims: Any, rank: int, name: str = "dim") -> tuple[int, ...]:
     """Return a tuple of dimensions, each checked by `axis`."""
     return tuple([axis(op, dim, rank) for dim in integers(op, name, dims)])

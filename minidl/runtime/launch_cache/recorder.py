@@ -28,8 +28,7 @@ _ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
-# Copies and fills, with the position of the value.
-_FILLS = {_aten.clone.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}
+_FILLS = {_aten.clone.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}  # and the position of the value
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -128,9 +127,7 @@ def _recorded_launch(
     tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
     descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
     if not grid:
-        return RecordedLaunch(
-            kernel, grid, (None, None if len(tensors) == 2 else args[1]), meta, tensors, (), None, None
-        )
+        return RecordedLaunch(kernel, (), (None, None if tensors[1:] else args[1]), meta, tensors, (), None, None)
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
