@@ -60,18 +60,20 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 
 
 class deferring:  # noqa: N801 (a context, as no_grad)
-    """A context for the call of a module in which results may be deferred; the outermost one settles them."""
+    """A context for the call of a module in which results may be deferred; the outermost one settles them.
+    A layer of one operation (`_is_single`) is none of these calls unless it is in one."""
 
     def __init__(self, owner: Any) -> None:
-        self._owner = owner
+        single = owner._is_single and type(owner).__module__.startswith("minidl.nn")
+        self._owner, self._counts = owner, not single or getattr(_local, "depth", 0) > 0
 
     def __enter__(self) -> None:
-        _local.depth = getattr(_local, "depth", 0) + 1
-        if _local.depth == 1:
+        _local.depth = getattr(_local, "depth", 0) + self._counts
+        if _local.depth == 1 and self._counts:
             _local.call = Call(self._owner)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        _local.depth -= 1
+        _local.depth -= self._counts
         if _local.depth == 0:
             _local.call = None
         if _local.depth == 0 and getattr(_local, "open", None):
@@ -143,9 +145,9 @@ class Deferred:
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool, *operands: Any
     ) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
-        self.requires_grad = requires_grad and is_grad_enabled()
         self._recorded, self._thread, self._lock = is_grad_enabled(), threading.get_ident(), threading.RLock()
-        values = ((operand, _value_of(operand)) for operand in operands)
+        self.requires_grad = requires_grad and self._recorded
+        values = [(operand, _value_of(operand)) for operand in operands if operand is not None]
         self._versions = [(operand, t, t._version) for operand, t in values if t is not None]
 
     def compute(self) -> Variable:

@@ -78,7 +78,8 @@ class Function:
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
-        needs = tuple([isinstance(arg, Variable) and arg._requires_grad for arg in args])
+        recorded = torch.is_grad_enabled()
+        needs = tuple([recorded and isinstance(arg, Variable) and arg._requires_grad for arg in args])
         try:
             raw = [
                 arg.data
@@ -90,14 +91,14 @@ class Function:
             ]
         except UnknownTensor as unknown:
             return unknown.answer(args)
-        if recorded := True in needs and is_grad_enabled():
+        if recorded := True in needs:
             # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
             variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
             raw = [
                 value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
                 for value, need in zip(raw, needs, strict=True)
             ]
-        context = Context(needs if recorded else (False,) * len(args))
+        context = Context(needs)
         context._where = cls.__name__
         result = cls.forward(context, *raw)
         outputs = result if isinstance(result, tuple) else (result,)

@@ -94,12 +94,15 @@ class Context:
 
     def save(self, *tensors: torch.Tensor | None) -> None:
         """Save tensors for backward. Changing one of them in place before that is an error."""
-        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None and True in self.needs:
-            _refuse_hooks(hooks[0])
         self._saved = tensors
+        if True not in self.needs:  # no backward follows
+            self._versions = (-1,) * len(tensors)
+            return
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None:
+            _refuse_hooks(hooks[0])
         # Tensors created under torch.inference_mode have no version counter.
-        self._versions = tuple(-1 if t is None or t.is_inference() else t._version for t in tensors)
+        self._versions = tuple([-1 if t is None or t.is_inference() else t._version for t in tensors])
 
     def keep(self, result: torch.Tensor) -> None:
         """Accept one more version of a saved result: the change went to a value in other memory."""

@@ -43,6 +43,8 @@ def parse(act: Activation) -> tuple[str | None, float]:
     Raises ValueError for an unknown name, a slope for another activation, or a slope that is not positive; the slope of
     elu, torch's alpha, may be any number.
     """
+    if type(act) is not tuple and act in CODES:
+        return act, SLOPES.get(act or "", NEGATIVE_SLOPE)
     name, slope = act if isinstance(act, tuple) else (act, SLOPES.get(act or "", NEGATIVE_SLOPE))
     if name not in CODES:
         raise ValueError(f"unknown activation {name!r}; known: {', '.join((*NAMES, *RARE))}")

@@ -1,8 +1,9 @@
 """Argument checks shared by launchers; an error states the value, the expected value, and a remedy."""
 
+import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,24 @@ Pair = int | Sequence[int]
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SEVERAL = {1: "a sequence of one", 2: "a pair of them", 3: "three of them"}
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+PLAIN = frozenset({int, bool, str, type(None), torch.Size})  # types of arguments that decide a result by their value
 MOST = 2**30  # limit of sizes, strides, paddings and dilations: kernels take them as int32
+
+
+def cached(function: Callable[..., Any]) -> Any:
+    """Decorate a function of shapes and settings: its results are cached by the arguments, if these are plain, and
+    their types, as 1, 1.0 and True are equal."""
+
+    @functools.lru_cache(maxsize=4096)
+    def result(kinds: tuple[type, ...], *args: Any) -> Any:
+        return function(*args)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        kinds = tuple([kind for x in args for kind in (map(type, x) if type(x) is tuple else (type(x),))])
+        return function(*args, **options) if options or not PLAIN.issuperset(kinds) else result(kinds, *args)
+
+    return call
 
 
 def floating(op: str, **tensors: torch.Tensor | None) -> None:
@@ -21,18 +39,10 @@ def floating(op: str, **tensors: torch.Tensor | None) -> None:
             raise TypeError(f"{op}: {name} has dtype {tensor.dtype}, expected a floating type; convert it with .to()")
 
 
-class HasDtypeAndDevice(Protocol):
-    """An object with a dtype and a device."""
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-
-def same(op: str, **tensors: HasDtypeAndDevice | None) -> None:
+def same(op: str, **tensors: Any) -> None:
     """Raise TypeError unless all tensors that are not None have one dtype, ValueError unless they share a device."""
+    if len({(tensor.dtype, tensor.device) for tensor in tensors.values() if tensor is not None}) == 1:
+        return
     (first_name, first), *rest = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in rest:
         if tensor.dtype != first.dtype:
@@ -56,6 +66,7 @@ def integer(op: str, name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+@cached
 def integers(op: str, name: str, value: Any) -> tuple[int, ...]:
     """Return a tuple of integers from a sequence or a single one. Raises TypeError for other values and bools."""
     if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
@@ -91,6 +102,7 @@ def axis(op: str, dim: int, rank: int) -> int:
     return dim % rank
 
 
+@cached
 def axes(op: str, dims: Any, rank: int, name: str = "dim") -> tuple[int, ...]:
     """Return a tuple of dimensions, each checked by `axis`."""
     return tuple([axis(op, dim, rank) for dim in integers(op, name, dims)])

@@ -26,6 +26,7 @@ from minidl.kernels import check
 from minidl.kernels.activation import log1p
 from minidl.kernels.loss_total import check_reduction, write_total
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 SQUARED, LOGITS, ABSOLUTE, SMOOTH, HUBER, BINARY, DIVERGENCE, LOG_DIVERGENCE = map(tl.constexpr, range(8))
 
@@ -203,6 +204,7 @@ class Loss(NamedTuple):
         return Form(kind.value, float(self.beta) if kind in (SMOOTH, HUBER) else 1.0, self.each)
 
 
+@replayed
 def elements_loss(
     how: Loss, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None,
@@ -227,6 +229,7 @@ def elements_loss(
     return loss
 
 
+@replayed
 def elements_loss_grad(
     how: Loss, dy: torch.Tensor | None, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
     pos_weight: torch.Tensor | None = None, needs: Sequence[bool] = (True, True),

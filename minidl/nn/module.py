@@ -33,6 +33,7 @@ class Module(Stateful):
 
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
     _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` keeps
+    _is_single = False  # whether forward is one operation, which no other is fused with
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):

@@ -10,7 +10,6 @@ import torch
 from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise, unary
 from minidl.ops.binary import Kernel, Operand, raw_operand
-from minidl.ops.elementwise import is_bool
 from minidl.ops.promotion import alike, python_number
 from minidl.ops.shape import to
 from minidl.tensors import Tensor
@@ -60,7 +59,7 @@ def _compare(kernel: Kernel, a: Operand, b: Operand) -> Tensor:
 
 def _widen(x: Any, other: Any) -> Any:
     """Return x as int64 if it has integers of a type whose range does not include the number `other`."""
-    if type(other) is not int or isinstance(x, int | float) or x.dtype.is_floating_point or is_bool(x):
+    if type(other) is not int or isinstance(x, int | float) or x.dtype.is_floating_point or x.dtype == torch.bool:
         return x
     limits = torch.iinfo(x.dtype)
     return x if limits.min <= other <= limits.max else to(x, torch.int64)

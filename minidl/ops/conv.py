@@ -15,7 +15,7 @@ from minidl.kernels.check import Pair
 from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import folds
 from minidl.ops import pool as pools
-from minidl.ops.conv_geometry import check_pool, check_vectors, geometry_of
+from minidl.ops.conv_geometry import check_pool, geometry_of
 from minidl.ops.join import Cat
 from minidl.ops.shape import one_or_many
 from minidl.runtime.descriptors import ConcatPair
@@ -145,7 +145,7 @@ class DeferredConv(Deferred):
         bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
         added: Tensor | None = None,
     ) -> None:  # fmt: skip
-        wants = any(t.requires_grad for t in (*x, weight, bias) if t is not None)
+        wants = True in [t is not None and t.requires_grad for t in (*x, weight, bias)]
         super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
         self.function, self.x, self.weight, self.bias, self.geometry = function, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
@@ -232,8 +232,8 @@ def conv2d(
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
-    geometry = geometry_of(input, weight, stride, padding, dilation, groups)
-    check_vectors("conv2d", weight.shape[0], bias=bias, scale=scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = geometry_of("conv2d", *shapes, stride, padding, dilation, groups)
     check_pool(pool)
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:
         raise ValueError(
@@ -257,8 +257,7 @@ def conv2d(
 
 def records_gradient(op: str, x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> bool:
     """Return whether a gradient is recorded. Raises ValueError for a scale, which has no gradient."""
-    operands = [t for t in (x, weight, bias, scale) if t is not None]
-    needs_gradient = is_grad_enabled() and any(t.requires_grad for t in operands)
+    needs_gradient = is_grad_enabled() and True in [t is not None and t.requires_grad for t in (x, weight, bias, scale)]
     if needs_gradient and scale is not None:
         raise ValueError(f"{op}: a scale is for inference; call under no_grad(), or use a batch norm")
     return needs_gradient

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from minidl.kernels.check import SEVERAL, Pair, numbers
-from minidl.kernels.conv.geometry import Axis, Geometry
-from minidl.tensors import Tensor
+from minidl.kernels.check import SEVERAL, Pair, cached, numbers
+from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 
 __all__: list[str] = []  # no public operations
 
 AXES = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 SHAPES = {1: "L", 2: "H, W", 3: "D, H, W"}
 KERNELS = {1: "K", 2: "R, S", 3: "Q, R, S"}
+Shape = tuple[int, ...]
+ONE = Axis(1, 1, 1, 1, 0, 1)
+ROW, COLUMN = 2, 3  # the dimension of size 1 that is added to a sequence
 
 
-def sizes_of(op: str, x: Any, weight: Any, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return sizes of image and kernel along the axes. Raises ValueError for other ranks, sizes of 0, bad groups and
-    channels that do not fit."""
+def sizes_of(op: str, x: Shape, weight: Shape, groups: int) -> tuple[Shape, Shape]:
+    """Return sizes of image and kernel along the axes from the shapes of x and weight. Raises ValueError for other
+    ranks, sizes of 0, bad groups and channels that do not fit."""
     axes, transposed = axes_in(op), "transpose" in op
-    if x.ndim != axes + 2 or weight.ndim != axes + 2:
+    if len(x) != axes + 2 or len(weight) != axes + 2:
         channels = "C, M / groups" if transposed else "M, C / groups"
         raise ValueError(
-            f"{op}: input has shape {list(x.shape)}, weight {list(weight.shape)}; expected [N, C, {SHAPES[axes]}] and "
+            f"{op}: input has shape {list(x)}, weight {list(weight)}; expected [N, C, {SHAPES[axes]}] and "
             f"weight [{channels}, {KERNELS[axes]}]"
         )
     # 1.0 and True are refused here: a cache of plans cannot tell them from 1.
     if isinstance(groups, bool) or not hasattr(groups, "__index__") or groups < 1:
         raise ValueError(f"{op}: groups is {groups!r}, expected a whole number of 1 or more")
-    size, kernel = tuple(x.shape[2:]), tuple(weight.shape[2:])
+    size, kernel = tuple(x[2:]), tuple(weight[2:])
     if 0 in kernel or 0 in size:
         raise ValueError(f"{op}: an image of {size} with a kernel of {kernel}: neither may have a size of 0")
-    first, second = weight.shape[:2]
-    if first % groups or x.shape[1] != (first if transposed else second * groups):
+    first, second = weight[:2]
+    if first % groups or x[1] != (first if transposed else second * groups):
         expected = (
             f"its channels to be weight's first size, {first}, and a multiple of groups"
             if transposed
             else f"its channels to be groups * {second} and weight's {first} outputs a multiple of groups"
         )
         raise ValueError(
-            f"{op}: input has {x.shape[1]} channels, weight {list(weight.shape)}, groups {groups}; expected {expected}"
+            f"{op}: input has {x[1]} channels, weight {list(weight)}, groups {groups}; expected {expected}"
         )
     return size, kernel
 
@@ -50,33 +51,41 @@ def axes_in(op: str) -> int:
     return int(op[-2])
 
 
-def check_vectors(op: str, channels: int, **vectors: Any) -> None:
-    """Raise ValueError unless bias and scale have a value per output channel."""
-    for name, vector in vectors.items():
-        if vector is not None and list(vector.shape) != [channels]:
-            raise ValueError(f"{op}: {name} has shape {list(vector.shape)}, expected [{channels}]")
+def check_vectors(op: str, channels: int, **vectors: Shape | None) -> None:
+    """Raise ValueError unless bias and scale, of these shapes, have a value per output channel."""
+    for name, shape in vectors.items():
+        if shape is not None and list(shape) != [channels]:
+            raise ValueError(f"{op}: {name} has shape {list(shape)}, expected [{channels}]")
 
 
-def geometry_of(x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int) -> Geometry:
-    """Return the geometry for x [N, C, H, W] and weight [M, C / groups, R, S]. Raises ValueError if they do not fit."""
-    h, w = axes_of("conv2d", x, weight, stride, padding, dilation, groups)
-    return Geometry(h, w, int(groups))
-
-
-def axes_of(
-    op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair | str, dilation: Pair, groups: int
-) -> tuple[Axis, ...]:
-    """Return the axes for x [N, C, ...] and weight [M, C / groups, ...]. Raises ValueError if they do not fit."""
+@cached
+def geometry_of(
+    op: str, x: Shape, weight: Shape, bias: Shape | None, scale: Shape | None, stride: Pair, padding: Pair | str,
+    dilation: Pair, groups: int,
+) -> Any:  # fmt: skip
+    """Return the `arranged` geometry for the shapes of x [N, C, ...], weight [M, C / groups, ...], bias and scale.
+    Raises ValueError if they do not fit."""
     size, kernel = sizes_of(op, x, weight, groups)
     axes = len(size)
     strides, dilations = numbers(op, "stride", stride, 1, axes), numbers(op, "dilation", dilation, 1, axes)
-    return _axes(op, size, kernel, strides, _padding(op, padding, kernel, strides, dilations), dilations)
+    paddings = _padding(op, padding, kernel, strides, dilations)
+    settings = zip(AXES[axes], size, kernel, strides, paddings, dilations, strict=True)
+    along = tuple(Axis.of(op, *values) for values in settings)
+    check_vectors(op, weight[0], bias=bias, scale=scale)
+    return arranged(along, int(groups), added_dim(weight))
 
 
-@functools.lru_cache(maxsize=4096)
-def _axes(op: str, *settings: tuple[Any, ...]) -> tuple[Axis, ...]:
-    settings_by_axis = zip(AXES[axes_in(op)], *settings, strict=True)
-    return tuple(Axis.of(op, *values) for values in settings_by_axis)
+def arranged(axes: tuple[Axis, ...], groups: int, at: int) -> Geometry | Volume:
+    """Return the geometry of one, two or three axes; a sequence is an image with dimension `at` added."""
+    if len(axes) == 1:
+        axes = (ONE, *axes) if at == ROW else (*axes, ONE)
+    plane = Geometry(axes[-2], axes[-1], groups)
+    return plane if len(axes) == 2 else Volume(axes[0], plane)
+
+
+def added_dim(weight: Shape) -> int:
+    """Return COLUMN if each channel has a group: the depthwise form reads an input once for all rows that need it."""
+    return COLUMN if weight[1] == 1 else ROW
 
 
 def check_settings(op: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> tuple[int, ...]:

@@ -9,18 +9,16 @@ import torch
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.conv.geometry import Geometry
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Conv2d, Convolution
-from minidl.ops.conv_geometry import axes_of, check_vectors
+from minidl.ops.conv_geometry import ONE, added_dim, geometry_of
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
 __all__ = ["conv1d", "conv_transpose1d"]
 
-ONE = Axis(1, 1, 1, 1, 0, 1)
-ROW, COLUMN = 2, 3  # the dimension of size 1 that is added
 # Below this batch size columns become rows for the weight gradient: on an H100, 4 taps, batch 1 of 5120 channels takes
 # 82 us instead of 391, batch 8 of 4096 channels 215 us instead of 192.
 SMALL_BATCH = 4
@@ -31,12 +29,12 @@ class _OfRows(Convolution):
 
     @classmethod
     def infer(cls, x: torch.Tensor, weight: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
-        dim = _added_dim(weight)
+        dim = added_dim(weight.shape)
         return super().infer(x.unsqueeze(dim), weight.unsqueeze(dim), *args, **options).squeeze(dim)
 
     @classmethod
     def forward(cls, ctx: Any, x: torch.Tensor, weight: torch.Tensor, *how: Any) -> torch.Tensor:
-        ctx.at = _added_dim(weight)
+        ctx.at = added_dim(weight.shape)
         return super().forward(ctx, x.unsqueeze(ctx.at), weight.unsqueeze(ctx.at), *how).squeeze(ctx.at)
 
     @classmethod
@@ -85,9 +83,8 @@ def conv1d(
     Raises ValueError for shapes that do not fit, a kernel longer than the padded sequence, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    (axis,) = axes_of("conv1d", input, weight, stride, padding, dilation, groups)
-    check_vectors("conv1d", weight.shape[0], bias=bias, scale=scale)
-    geometry = _geometry(weight, axis, int(groups))
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = geometry_of("conv1d", *shapes, stride, padding, dilation, groups)
     return Conv1d.run("conv1d", input, weight, bias, scale, geometry, act, form)
 
 
@@ -107,16 +104,6 @@ def conv_transpose1d(
     different dtypes.
     """
     op = "conv_transpose1d"
-    (axis,) = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
-    check_vectors(op, weight.shape[1] * int(groups), bias=bias, scale=scale)
-    geometry = _geometry(weight, axis, int(groups))
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = conv_transpose.geometry_of(op, *shapes, stride, padding, output_padding, groups, dilation)
     return ConvTranspose1d.run(op, input, weight, bias, scale, geometry, act, form)
-
-
-def _geometry(weight: Tensor, axis: Axis, groups: int) -> Geometry:
-    return Geometry(ONE, axis, groups) if _added_dim(weight) == ROW else Geometry(axis, ONE, groups)
-
-
-def _added_dim(weight: Tensor | torch.Tensor) -> int:
-    """Return COLUMN if each channel has a group: the depthwise form reads an input once for all rows that need it."""
-    return COLUMN if weight.shape[1] == 1 else ROW

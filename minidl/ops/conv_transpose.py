@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -10,10 +9,10 @@ import torch
 from minidl.autograd.deferred import may_wait
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.check import Pair, numbers
-from minidl.kernels.conv.geometry import Axis, Geometry
+from minidl.kernels.check import Pair, cached, numbers
+from minidl.kernels.conv.geometry import Axis
 from minidl.ops.conv import Convolution, DeferredConv
-from minidl.ops.conv_geometry import AXES, axes_in, check_vectors, sizes_of
+from minidl.ops.conv_geometry import AXES, Shape, added_dim, arranged, axes_in, check_vectors, sizes_of
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
@@ -61,23 +60,36 @@ def conv_transpose2d(
     Raises ValueError for shapes that do not fit, a result without pixels, or a scale with a gradient; TypeError for
     different dtypes. Source: Dumoulin and Visin, arXiv 1603.07285, chapter 4.
     """
-    h, w = axes_of(OP, input, weight, stride, padding, output_padding, groups, dilation)
-    groups = int(groups)
-    geometry = Geometry(h, w, groups)
-    check_vectors(OP, weight.shape[1] * groups, bias=bias, scale=scale)
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = geometry_of(OP, *shapes, stride, padding, output_padding, groups, dilation)
     if scale is None and act is form is None and may_wait(input):
         conv.check_arguments(OP, input.data, weight.data, None if bias is None else bias.data)
-        shape = input.shape[0], weight.shape[1] * groups, h.size, w.size
+        shape = input.shape[0], weight.shape[1] * int(groups), geometry.h.size, geometry.w.size
         return Tensor._of_deferred(DeferredConv(ConvTranspose2d, shape, (input,), weight, bias, geometry))
     return ConvTranspose2d.run(OP, input, weight, bias, scale, geometry, act, form)
 
 
-def axes_of(
-    op: str, x: Tensor, weight: Tensor, stride: Pair, padding: Pair, output_padding: Pair, groups: int, dilation: Pair
-) -> tuple[Axis, ...]:
-    """Return the axes of the convolution whose input gradient this is. Raises ValueError if x and weight do not fit."""
-    size, kernel = sizes_of(op, x, weight, groups)
-    return _axes(op, size, kernel, *check_settings(op, stride, padding, output_padding, dilation))
+@cached
+def geometry_of(
+    op: str, x: Shape, weight: Shape, bias: Shape | None, scale: Shape | None, stride: Pair, padding: Pair,
+    output_padding: Pair, groups: int, dilation: Pair,
+) -> Any:  # fmt: skip
+    """Return the geometry of the convolution whose input gradient this is, for these shapes, as
+    `conv_geometry.arranged`. Raises ValueError if they do not fit."""
+    settings = *sizes_of(op, x, weight, groups), *check_settings(op, stride, padding, output_padding, dilation)
+    axes = tuple(_axis(op, *values) for values in zip(AXES[axes_in(op)], *settings, strict=True))
+    check_vectors(op, weight[1] * int(groups), bias=bias, scale=scale)
+    return arranged(axes, int(groups), added_dim(weight))
+
+
+def _axis(op: str, name: str, size: int, kernel: int, stride: int, padding: int, end: int, dilation: int) -> Axis:
+    out = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
+    if out < 1:
+        raise ValueError(
+            f"{op}: the result would have a {name} of {out}; use less padding than {padding}, or a larger image "
+            "or kernel"
+        )
+    return Axis(out, kernel, size, stride, padding, dilation)
 
 
 def check_settings(
@@ -95,17 +107,3 @@ def check_settings(
                 f"{dilation!r}"
             )
     return strides, numbers(op, "padding", padding, 0, axes), ends, dilations
-
-
-@functools.lru_cache(maxsize=4096)
-def _axes(op: str, *settings: tuple[int, ...]) -> tuple[Axis, ...]:
-    axes = []
-    for name, size, kernel, stride, padding, end, dilation in zip(AXES[axes_in(op)], *settings, strict=True):
-        out = (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + end + 1
-        if out < 1:
-            raise ValueError(
-                f"{op}: the result would have a {name} of {out}; use less padding than {padding}, or a larger image "
-                "or kernel"
-            )
-        axes.append(Axis(out, kernel, size, stride, padding, dilation))
-    return tuple(axes)

@@ -9,10 +9,9 @@ import torch
 from minidl.kernels.activation import Activation
 from minidl.kernels.check import Pair
 from minidl.kernels.conv import volume
-from minidl.kernels.conv.geometry import Geometry, Volume
 from minidl.ops import conv_transpose
 from minidl.ops.conv import Convolution
-from minidl.ops.conv_geometry import axes_of, check_vectors
+from minidl.ops.conv_geometry import geometry_of
 from minidl.ops.shape import one_or_many
 from minidl.tensors import Tensor
 
@@ -65,9 +64,8 @@ def conv3d(
     Raises ValueError for shapes that do not fit, a kernel larger than the padded volume, or a scale with a gradient;
     TypeError for different dtypes and for settings that are not whole numbers.
     """
-    d, h, w = axes_of("conv3d", input, weight, stride, padding, dilation, groups)
-    check_vectors("conv3d", weight.shape[0], bias=bias, scale=scale)
-    geometry = Volume(d, Geometry(h, w, int(groups)))
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = geometry_of("conv3d", *shapes, stride, padding, dilation, groups)
     return Conv3d.run("conv3d", input, weight, bias, scale, geometry, act)
 
 
@@ -86,7 +84,6 @@ def conv_transpose3d(
     different dtypes.
     """
     op = "conv_transpose3d"
-    d, h, w = conv_transpose.axes_of(op, input, weight, stride, padding, output_padding, groups, dilation)
-    check_vectors(op, weight.shape[1] * int(groups), bias=bias, scale=scale)
-    geometry = Volume(d, Geometry(h, w, int(groups)))
+    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    geometry = conv_transpose.geometry_of(op, *shapes, stride, padding, output_padding, groups, dilation)
     return ConvTranspose3d.run(op, input, weight, bias, scale, geometry, act)

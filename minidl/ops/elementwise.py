@@ -91,8 +91,9 @@ def scale_operand(name: str, a: Operand, b: Operand, alpha: Scalar) -> tuple[Any
 
 def are_bools(*operands: Any) -> bool:
     """Return whether all are torch.bool, for which only logic is defined; one may be True or False."""
-    truths = [isinstance(x, bool) or (isinstance(x, Tensor | torch.Tensor) and is_bool(x)) for x in operands]
-    return all(truths) and not all(isinstance(x, bool) for x in operands)
+    if False in [isinstance(x, bool) or dtype_of(x) is torch.bool for x in operands]:
+        return False
+    return not all(isinstance(x, bool) for x in operands)
 
 
 def of_bools(function: Callable[..., torch.Tensor], a: Any, b: Any) -> Tensor:
@@ -107,13 +108,6 @@ def are_integers(*operands: Any) -> bool:
         return False
     numbers = all(kind is not None or isinstance(x, int) for x, kind in zip(operands, kinds, strict=True))
     return numbers and any(kinds) and not any(kind is not None and kind.is_floating_point for kind in kinds)
-
-
-def is_bool(x: Any) -> bool:
-    try:
-        return bool(x.dtype == torch.bool)
-    except UnknownTensor:
-        return False
 
 
 def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:

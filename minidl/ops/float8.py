@@ -78,7 +78,7 @@ def linear(
             f"linear: x has shape {list(rows.shape)}, weight {list(weight.values.shape)}; "
             "expected x [..., in] and weight [out, in]"
         )
-    check_vectors("linear", out, bias=bias)
+    check_vectors("linear", out, bias=None if bias is None else bias.shape)
     pixels, features = math.prod(rows.shape[:-1]), rows.shape[-1]
     one = Geometry.of((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1), 1)
     y = kernels.forward(
@@ -100,8 +100,8 @@ def conv2d(
     `form`, of those that take float8, is "box", "batch" or "product". Raises as `ops.conv2d` and `linear` here.
     """
     x, weight, out_dtype = _operands("conv2d", x, weight, out_dtype, scale_result, bias, scale)
-    geometry = geometry_of(x.values, weight.values, stride, padding, dilation, groups)
-    check_vectors("conv2d", weight.values.shape[0], bias=bias, scale=scale)
+    shapes = [None if t is None else t.shape for t in (x.values, weight.values, bias, scale)]
+    geometry = geometry_of("conv2d", *shapes, stride, padding, dilation, groups)
     y = kernels.forward(
         x.values.data, weight.values.data, x.scale.data, weight.scale.data, geometry, _float32(bias), act,
         scale=_float32(scale), out_dtype=out_dtype, scale_result=_data(scale_result), fast=use_fast_accum, form=form,

@@ -28,8 +28,8 @@ __all__ = [
 def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
     """Return x at the positions of the maxima, in the result's dtype."""
     (taps,) = ctx.saved
-    positions = Tensor(_positions(taps, ctx.at).flatten(2))
-    return to(gather(reshape(x, *x.shape[:2], -1), 2, positions).reshape(taps.shape), ctx.dtypes[1])
+    at = Tensor(positions(taps, ctx.at).flatten(2))
+    return to(gather(reshape(x, *x.shape[:2], -1), 2, at).reshape(taps.shape), ctx.dtypes[1])
 
 
 @linear(_at_maxima)
@@ -40,11 +40,11 @@ class MaxPool2d(Function):
     def forward(ctx: Any, x: torch.Tensor, at: Windows, indices: bool, dtype: torch.dtype | None = None) -> Any:
         y, taps = kernels.max_pool2d(x, at, indices or ctx.needs[0], dtype)
         ctx.save(taps)
-        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, y.dtype), kernels.planes(x) is not None
+        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, y.dtype), ctx.needs[0] and kernels.planes(x) is not None
         if not indices:
             return y
         assert taps is not None
-        return y, _positions(taps, at)
+        return y, positions(taps, at)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
@@ -52,7 +52,7 @@ class MaxPool2d(Function):
         return kernels.max_pool2d_grad(dy, taps, ctx.at, ctx.dtypes[0], ctx.contiguous), *(None for _ in ctx.needs[1:])
 
 
-def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
+def positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
     """Return positions in the image, from positions in windows [N, C, OH, OW]."""
     tap, columns = taps.long(), at.kernel[1]
     first = [
@@ -67,7 +67,8 @@ def _positions(taps: torch.Tensor, at: Windows) -> torch.Tensor:
 class AvgPool2d(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, at: Windows, dtype: torch.dtype | None = None) -> torch.Tensor:
-        ctx.at, ctx.dtypes, ctx.contiguous = at, (x.dtype, dtype or x.dtype), kernels.planes(x) is not None
+        ctx.at, ctx.dtypes = at, (x.dtype, dtype or x.dtype)
+        ctx.contiguous = ctx.needs[0] and kernels.planes(x) is not None
         return kernels.avg_pool2d(x, at, dtype)
 
     @staticmethod

@@ -10,17 +10,94 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import pool as kernels
 from minidl.kernels.pool import Pair, Windows
-from minidl.ops.pool import AvgPool2d, MaxPool2d, adaptive_avg_pool2d, divisor_of
-from minidl.ops.shape import one_or_many, permute, reshape
+from minidl.ops.pool import adaptive_avg_pool2d, divisor_of, positions
+from minidl.ops.scatter_gather import gather
+from minidl.ops.shape import one_or_many, reshape
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 from minidl.tensors import Tensor
 
 __all__ = ["adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "max_pool3d"]
 
 SHAPE = "N, C, D, H, W"
 Three = int | tuple[int | None, int | None, int | None]
+
+
+def _seen(x: torch.Tensor, *size: int) -> torch.Tensor:
+    """Return x [N, C, ...] with its channels last and other sizes in place of N and ..., [size[0], C, ...]."""
+    return x.movedim(1, -1).reshape(*size, x.shape[1]).movedim(-1, 1)
+
+
+@replayed
+def _pool(x: torch.Tensor, slices: Windows, depth: Windows, mean: bool, keep: bool) -> tuple[torch.Tensor, Any, Any]:
+    """Return means or maxima, and the taps of the maxima in both steps, as images, None unless `keep`."""
+    lead, dtype, size = x.shape[:2], x.dtype, (depth.output[0], *slices.output)
+    y = x.flatten(0, 1).unsqueeze(1) if x.is_contiguous() else x  # each channel as a volume
+    N, taps = len(y), []
+    first = (N * depth.size[0], *slices.size), slices, launch.acc_torch(dtype)
+    for seen, at, kind in (first, ((N, *depth.size), depth, dtype)):
+        images = _seen(y, *seen)
+        y, tap = (kernels.avg_pool2d(images, at, kind), None) if mean else kernels.max_pool2d(images, at, keep, kind)
+        taps.append(tap)
+    return _seen(y, N, *size).reshape(*lead, *size), taps[0], taps[1]
+
+
+@replayed
+def _pool_grad(dy: torch.Tensor, inside: Any, along: Any, slices: Windows, depth: Windows, alone: bool) -> torch.Tensor:
+    """Return dx from dy and the taps, None for means; `alone`: each channel is a volume."""
+    lead, size = dy.shape[:2], (depth.size[0], *slices.size)
+    dx = dy.flatten(0, 1).unsqueeze(1) if alone else dy
+    N = len(dx)
+    first = (N, *depth.output), along, depth, launch.acc_torch(dy.dtype)
+    for seen, taps, at, kind in (first, ((N * size[0], *slices.output), inside, slices, dy.dtype)):
+        d = _seen(dx, *seen)
+        dx = kernels.avg_pool2d_grad(d, at, kind) if taps is None else kernels.max_pool2d_grad(d, taps, at, kind)
+    return _seen(dx, N, *size).reshape(*lead, *size)
+
+
+def _positions(ctx: Any) -> torch.Tensor:
+    """Return the positions of the maxima in the volume, [N, C, OD, OH, OW]."""
+    (inside, along), (slices, depth) = ctx.saved, ctx.at
+    (N, C), pixels = along.shape[:2], depth.size[1]
+    # A position among the pooled slices says in which slice the position of the maximum is.
+    in_slice = positions(inside, slices).reshape(N, depth.size[0], C, pixels).transpose(1, 2).flatten(2)
+    row = positions(along, depth).flatten(2)
+    result = in_slice.gather(2, row) + row // max(pixels, 1) * (slices.size[0] * slices.size[1])
+    return result.view(*ctx.shape[:2], depth.output[0], *slices.output)
+
+
+def _at_maxima(ctx: Any, x: Tensor) -> Tensor:
+    at = _positions(ctx)
+    return gather(reshape(x, *x.shape[:2], -1), 2, Tensor(at.flatten(2))).reshape(at.shape)
+
+
+@linear(_at_maxima)
+class MaxPool3d(Function):
+    """The maxima; with `indices` also their positions in the volume, int64."""
+
+    mean = False
+
+    @classmethod
+    def forward(cls, ctx: Any, x: torch.Tensor, slices: Windows, depth: Windows, indices: bool = False) -> Any:
+        y, *taps = _pool(x, slices, depth, cls.mean, indices or ctx.needs[0])
+        ctx.save(*taps)
+        ctx.at, ctx.shape, ctx.alone = (slices, depth), x.shape, x.is_contiguous()
+        return (y, _positions(ctx)) if indices else y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: None = None) -> Any:
+        return _pool_grad(dy, *ctx.saved, *ctx.at, ctx.alone), *(None for _ in ctx.needs[1:])
+
+
+@linear(lambda ctx, x: AvgPool3d.apply(x, *ctx.at))
+class AvgPool3d(MaxPool3d):
+    mean = True
 
 
 @one_or_many(5)
@@ -37,7 +114,7 @@ def max_pool3d(
     """
     size = kernels.checked("max_pool3d", input.data, SHAPE)
     at = kernels.volume_windows("max_pool3d", size, kernel_size, stride, padding, dilation, ceil_mode)
-    return _maxima(input, *at, return_indices)
+    return MaxPool3d.apply(input, *at, return_indices)
 
 
 @one_or_many(5)
@@ -49,7 +126,7 @@ def avg_pool3d(
     op = "avg_pool3d"
     size, divisor = kernels.checked(op, input.data, SHAPE), divisor_of(op, divisor_override)
     at = kernels.volume_windows(op, size, kernel_size, stride, padding, 1, ceil_mode, divisor, count_include_pad)
-    return _means(input, *at)
+    return AvgPool3d.apply(input, *at)
 
 
 @one_or_many(5)
@@ -63,7 +140,7 @@ def adaptive_avg_pool3d(input: Tensor, output_size: Three) -> Tensor:
     if depth.output == slices.output == (1, 1):  # a reduction, which splits the volume over several programs
         N, C, D, H, W = input.shape
         return reshape(adaptive_avg_pool2d(reshape(input, N, C, D * H, W), 1), N, C, 1, 1, 1)
-    return _means(input, slices, depth)
+    return AvgPool3d.apply(input, slices, depth)
 
 
 @one_or_many(5)
@@ -74,53 +151,4 @@ def adaptive_max_pool3d(input: Tensor, output_size: Three, return_indices: bool 
     """
     size = kernels.checked("adaptive_max_pool3d", input.data, SHAPE)
     at = kernels.adaptive_volume_windows("adaptive_max_pool3d", size, output_size)
-    return _maxima(input, *at, return_indices)
-
-
-def _planes(x: Tensor) -> Tensor:
-    """Return contiguous volumes [N, C, D, H, W] as [N C, 1, D, H, W]; others as they are."""
-    N, C, *size = x.shape
-    return reshape(x, N * C, 1, *size) if C > 1 and x.data.is_contiguous() else x
-
-
-def _means(x: Tensor, slices: Windows, depth: Windows) -> Tensor:
-    lead, x = x.shape[:2], _planes(x)
-    pooled = AvgPool2d.apply(_images(x), slices, launch.acc_torch(x.dtype))
-    y = _volumes(AvgPool2d.apply(_columns(pooled, x), depth, x.dtype), slices, depth)
-    return reshape(y, *lead, *y.shape[2:])
-
-
-def _maxima(x: Tensor, slices: Windows, depth: Windows, indices: bool) -> Any:
-    lead, x = x.shape[:2], _planes(x)
-    acc, (N, C, D, H, W) = launch.acc_torch(x.dtype), x.shape
-    if not indices:
-        pooled = MaxPool2d.apply(_images(x), slices, False, acc)
-        y = _volumes(MaxPool2d.apply(_columns(pooled, x), depth, False, x.dtype), slices, depth)
-        return reshape(y, *lead, *y.shape[2:])
-    pooled, inside = MaxPool2d.apply(_images(x), slices, True, acc)
-    y, before = MaxPool2d.apply(_columns(pooled, x), depth, True, x.dtype)
-    # A position among the pooled slices says in which slice the position of the maximum is.
-    pixels = depth.size[1]
-    places = inside.data.reshape(N, D, C, pixels).transpose(1, 2).flatten(2)
-    rows = before.data.flatten(2)
-    positions = places.gather(2, rows) + rows // max(pixels, 1) * (H * W)
-    size = *lead, depth.output[0], *slices.output
-    return reshape(_volumes(y, slices, depth), *size), Tensor(positions.view(size))
-
-
-def _images(x: Tensor) -> Tensor:
-    """Return the slices of volumes, [N D, C, H, W]."""
-    N, C, D, H, W = x.shape
-    return permute(reshape(permute(x, 0, 2, 3, 4, 1), N * D, H, W, C), 0, 3, 1, 2)
-
-
-def _columns(slices: Tensor, x: Tensor) -> Tensor:
-    """Return slices of volumes x as images [N, C, D, H W]."""
-    N, C, D = x.shape[:3]
-    rows, columns = slices.shape[2:]
-    return permute(reshape(permute(slices, 0, 2, 3, 1), N, D, rows * columns, C), 0, 3, 1, 2)
-
-
-def _volumes(y: Tensor, slices: Windows, depth: Windows) -> Tensor:
-    N, C = y.shape[:2]
-    return permute(reshape(permute(y, 0, 2, 3, 1), N, depth.output[0], *slices.output, C), 0, 4, 1, 2, 3)
+    return MaxPool3d.apply(input, *at, return_indices)

@@ -37,7 +37,7 @@ class RowNorm(Function):
     ) -> torch.Tensor:
         x, ctx.rows = seen[0](x, seen[1])
         ctx.seen, ctx.rms, ctx.shapes = seen, rms, [None if t is None else t.shape for t in (weight, bias)]
-        weight, bias = (None if t is None else t.reshape(-1) for t in (weight, bias))
+        weight, bias = [t if t is None or t.dim() == 1 else t.reshape(-1) for t in (weight, bias)]
         y, ctx.mean, ctx.rstd = kernels.forward(x, ctx.rows, weight, bias, eps, rms)
         ctx.save(x, weight)
         return y

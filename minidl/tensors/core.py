@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -14,47 +14,42 @@ TensorT = TypeVar("TensorT", bound="TensorCore")  # Tensor, which is composed of
 
 
 class TensorCore(Variable):
-    """A value with the attributes of a tensor."""
+    """A value with the attributes of a tensor, those of what it will be computed from if that is deferred."""
 
     __slots__ = ()
 
     @property
-    def _metadata(self) -> Any:
-        """What knows shape, dtype and device: the value, or what it will be computed from."""
-        deferred = self._deferred
-        return self._data if deferred is None else deferred
-
-    @property
     def shape(self) -> torch.Size:
         """Its sizes."""
-        return self._metadata.shape
+        return (self._deferred or self._data).shape
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of its elements, one of torch's."""
-        return self._metadata.dtype
+        return (self._deferred or self._data).dtype
 
     @property
     def device(self) -> torch.device:
         """Where its memory is."""
-        return self._metadata.device
+        return (self._deferred or self._data).device
 
     @property
     def ndim(self) -> int:
         """Number of dimensions."""
-        return len(self._metadata.shape)
+        return len((self._deferred or self._data).shape)
 
     def dim(self) -> int:
         """Return number of dimensions."""
-        return len(self._metadata.shape)
+        return len((self._deferred or self._data).shape)
 
     def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the shape, or the extent of one dimension."""
-        return self._metadata.shape if dim is None else self._metadata.shape[dim]
+        shape = (self._deferred or self._data).shape
+        return shape if dim is None else shape[dim]
 
     def numel(self) -> int:
         """Return number of elements."""
-        return self._metadata.shape.numel()
+        return (self._deferred or self._data).shape.numel()
 
     @property
     def is_cuda(self) -> bool:

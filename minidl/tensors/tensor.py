@@ -61,8 +61,9 @@ class Tensor(TensorConversions["Tensor"], _Operations):
                 f"{type(self).__name__}: this tensor stands for its memory's numbers with the other sign; pass "
                 "t.resolve_neg()"
             )
-        super().__init__(data.detach())
-        self.requires_grad_(requires_grad)
+        Variable.__init__(self, data.detach())
+        if requires_grad is not False:
+            self.requires_grad_(requires_grad)
 
     @classmethod
     def _of_deferred(cls, deferred: Deferred) -> Tensor:

@@ -14,7 +14,7 @@ from minidl.kernels.check import Pair, numbers
 from minidl.kernels.conv.geometry import Axis, Geometry, Volume
 from minidl.ops import conv as of_images
 from minidl.ops import conv_geometry
-from minidl.ops.conv_sequence import ONE, ROW, Conv1d, ConvTranspose1d, _added_dim
+from minidl.ops.conv_sequence import Conv1d, ConvTranspose1d
 from minidl.ops.conv_transpose import ConvTranspose2d
 from minidl.ops.conv_transpose import check_settings as transposed_settings
 from minidl.ops.conv_volume import Conv3d, ConvTranspose3d
@@ -52,10 +52,11 @@ class Convolution:
         stride, padding, dilation, output_padding, groups, transposed = settings
         axes = weight.dim() - 2
         op = f"conv{'_transpose' if transposed else ''}{axes}d"
-        size, kernel = conv_geometry.sizes_of(op, x, weight, groups)
-        conv_geometry.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **vectors)
+        size, kernel = conv_geometry.sizes_of(op, x.shape, weight.shape, groups)
+        shapes = {name: None if vector is None else vector.shape for name, vector in vectors.items()}
+        conv_geometry.check_vectors(op, weight.shape[1] * groups if transposed else weight.shape[0], **shapes)
         self.kind = KINDS[axes, transposed]
-        at = _added_dim(weight) if axes == 1 else 0
+        at = conv_geometry.added_dim(weight.shape) if axes == 1 else 0
         self.at = at
         self.geometry = _geometry(
             transposed, size, kernel, tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding), groups, at
@@ -107,11 +108,7 @@ def _geometry(
             axes.append(Axis(out, kernel[i], size[i], stride[i], pad[0], dilation[i]))
         else:
             axes.append(Axis.of(op, name, size[i], kernel[i], stride[i], pad, dilation[i]))
-    if len(axes) == 3:
-        return Volume(axes[0], Geometry(axes[1], axes[2], groups))
-    if len(axes) == 2:
-        return Geometry(axes[0], axes[1], groups)
-    return Geometry(ONE, axes[0], groups) if at == ROW else Geometry(axes[0], ONE, groups)
+    return conv_geometry.arranged(tuple(axes), groups, at)
 
 
 def _fake(x: Any, weight: Any, bias: Any, scale: Any, added: Any, *more: Any) -> torch.Tensor:

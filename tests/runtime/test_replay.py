@@ -80,10 +80,37 @@ def test_calls_with_inputs_that_share_memory_are_not_recorded():
 def test_calls_that_do_more_than_launch_are_never_replayed():
     captured = _x(8)
     a, b = _x(8), _x(8)
-    assert not _twice(lambda a, b: elementwise.add(a, b.clone()), (a, b)), "a copy by torch"
+    assert not _twice(lambda a, b: elementwise.add(a, b.abs()), (a, b)), "arithmetic by torch"
+    assert not _twice(lambda a, b: elementwise.add(a, captured.clone()), (a, b)), "a copy of a tensor that is no input"
     assert not _twice(lambda a, b: elementwise.add(a, captured), (a, b)), "a tensor that is no input"
     assert not _twice(lambda a, b: elementwise.add(a, b) if a.sum() > 0 else b, (a, b)), "a choice by values"
     assert not _twice(lambda a, b: (launch.note_indirect(lambda: [b]), elementwise.add(a, b))[1], (a, b)), "addresses"
+
+
+def test_copies_and_fills_by_torch_are_replayed():
+    def copied(a, b):
+        total = torch.full((8, 4), 1.5, device=a.device)
+        total[2:6].copy_(elementwise.add(a, b).T.contiguous())  # of memory that buffers share
+        return total, elementwise.mul(a.t().contiguous(), 2.5), b.clone()
+
+    calls = Calls(copied)
+    calls.call((_x(4, 4), _x(4, 4)))
+    args = torch.cat([_x(2, 4), _x(4, 4)])[2:], _x(4, 4)  # the first one begins after the start of its memory
+    result = calls.replay(args)
+    assert result is not MISSING
+    for one, two in zip(result, copied(*args), strict=True):
+        assert torch.equal(one, two)
+        assert one.stride() == two.stride()
+        assert one._base is None
+
+
+def test_copies_into_an_input_are_replayed_as_changes():
+    calls = Calls(lambda a, b: a.copy_(b))
+    calls.call((_x(8), _x(8)))
+    a, b = _x(8), _x(8)
+    assert calls.replay((a, b)) is a
+    assert torch.equal(a, b)
+    assert a._version > 0
 
 
 @triton.jit

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from minidl.kernels.check import Pair, numbers, pair
+from minidl.kernels.check import Pair, cached, numbers, pair
 from minidl.runtime import launch
 
 
-@dataclass(frozen=True)
-class Windows:
+class Windows(NamedTuple):
     """The windows of one pooling over images of H x W, from torch's arguments; all pairs are (height, width).
 
     size      of the image             output    of the result
@@ -76,6 +74,7 @@ class Windows:
         return launch.cdiv(self.reach[0], self.stride[0]), launch.cdiv(self.reach[1], self.stride[1])
 
 
+@cached
 def windows(
     op: str,
     size: tuple[int, int],
@@ -121,6 +120,7 @@ def windows(
     return Windows(size, (output[0], output[1]), kernel, (steps[0], steps[1]), pad, dil, divisor or 0, padded)
 
 
+@cached
 def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[int | None, int | None]) -> Windows:
     """Return adaptive windows; None in output_size means the image's size. Raises ValueError for an empty image."""
     sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size, output_size)
@@ -136,6 +136,7 @@ def adaptive_windows(op: str, size: tuple[int, int], output_size: int | tuple[in
     return Windows(size, output, kernel, adaptive=True)
 
 
+@cached
 def volume_windows(
     op: str, size: tuple[int, int, int], kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair,
     ceil_mode: bool, divisor: int | None = None, padded: bool = True,
@@ -158,6 +159,7 @@ def volume_windows(
     return plane, windows(op, image, **in_depth, ceil_mode=ceil_mode, padded=padded)
 
 
+@cached
 def adaptive_volume_windows(op: str, size: tuple[int, int, int], output_size: Any) -> tuple[Windows, Windows]:
     """Return adaptive windows of slices and along the depth, as `volume_windows`; None means the volume's size."""
     sizes = tuple(output_size) if isinstance(output_size, list | tuple) else (output_size,) * 3

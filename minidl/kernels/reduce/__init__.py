@@ -52,18 +52,20 @@ def mean(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Ten
     return _reduced("mean", x, dims, keepdim, finish=OVER_COUNT)
 
 
+@replayed
 def norm(x: torch.Tensor, dims: Dims = None, keepdim: bool = False) -> torch.Tensor:
     """Return sqrt(sum of x^2) over `dims` (all if None) of a floating tensor."""
     check.floating("norm", x=x)
     return _reduced("norm", x, dims, keepdim, op=SQUARES, finish=ROOT)
 
 
-@replayed
 def sum_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return x summed to `shape`: the gradient of a broadcast from `shape` to x's shape."""
-    shape = tuple(shape)
-    if tuple(x.shape) == shape:
-        return x
+    return x if x.shape == tuple(shape) else _sum_to(x, tuple(shape))
+
+
+@replayed
+def _sum_to(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     new = x.dim() - len(shape)
     axes = [i for i, size in enumerate(x.shape) if i < new or (shape[i - new] == 1 and size != 1)]
     y = torch.empty(shape, dtype=_sum_dtype(x), device=x.device)
@@ -77,6 +79,7 @@ def sum_rows(x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Ten
     return fill(x, (0,), y)
 
 
+@replayed
 def count_equal(x: torch.Tensor, y: torch.Tensor, dims: Dims = None) -> torch.Tensor:
     """Count the elements of x along `dims` that equal y, which has size 1 there; NaN equals NaN. Returns y's shape in
     the accumulation dtype."""
@@ -162,6 +165,7 @@ def _sum_dtype(x: torch.Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.int64
 
 
+@check.cached
 def _axes(name: str, dims: Dims, rank: int) -> tuple[int, ...]:
     """Return the sorted non-negative axes to reduce. Raises IndexError, or ValueError for a repeated one."""
     listed = () if dims is None else check.integers(name, "dim", dims)

@@ -16,6 +16,7 @@ and once more for y. If a channel has several numbers in a row (S > 1), or if ro
 computed first, for S > 1 per channel; added over images, these are dw and db. Read `kernels` first.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -55,9 +56,13 @@ class Rows(NamedTuple):
 
 def layers(x: torch.Tensor, dims: int) -> tuple[torch.Tensor, Rows]:
     """Return x, contiguous, with rows along its last `dims` dimensions."""
-    L = x.shape[x.dim() - dims :].numel()
-    images = x.shape[: x.dim() - dims].numel()
-    return x.contiguous(), Rows(images, Sizes(1, L, 1, max(L, 1), L, L, 0, L), spread=False)
+    return x.contiguous(), _layers(x.shape, dims)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layers(shape: torch.Size, dims: int) -> Rows:
+    L, images = shape[len(shape) - dims :].numel(), shape[: len(shape) - dims].numel()
+    return Rows(images, Sizes(1, L, 1, max(L, 1), L, L, 0, L), spread=False)
 
 
 def groups(x: torch.Tensor, count: int) -> tuple[torch.Tensor, Rows]:

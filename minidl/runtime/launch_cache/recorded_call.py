@@ -26,15 +26,18 @@ class Location(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    def of(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def of(self, tensors: list[torch.Tensor], as_view: bool = False) -> torch.Tensor:
         tensor = tensors[self.base]
         start = start_of(tensor) + self.offset
+        if as_view and tensor.dtype == self.dtype:  # in a third of the time
+            return tensor.as_strided(self.size, self.stride, start // self.dtype.itemsize)
         x = torch.empty(0, dtype=self.dtype, device=tensor.device)
         return x.set_(tensor.untyped_storage(), start // self.dtype.itemsize, self.size, self.stride)
 
 
 class RecordedLaunch(NamedTuple):
-    """A launch: its arguments, and the positions among these of tensors and of descriptors, with their locations."""
+    """A launch: its arguments, and the positions among these of tensors and of descriptors, with their locations.
+    A copy or fill by torch has its method in place of the kernel, and no grid."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -76,23 +79,24 @@ class RecordedCall(NamedTuple):
             buffer = torch.empty_strided(size, stride, dtype=dtype, device=device)
             tensors.append(buffer)
             addresses.append(buffer.data_ptr())
-        if self.kernels:
-            stream = fast_launch.stream()
-            for recorded in self.launches:
+        stream = fast_launch.stream() if self.kernels else 0
+        for recorded in self.launches:
+            if recorded.compiled is not None:
                 _launch(recorded, stream, addresses)
-        elif launch.COMPILED_CPU:
-            for recorded in self.launches:
+            elif recorded.on_cpu is not None:
                 _launch_on_cpu(recorded, addresses)
-        else:
-            for recorded in self.launches:
-                _interpret(recorded, tensors)
+            else:
+                _run(recorded, tensors)
         return _result(self.result, tensors)
 
 
-def _interpret(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
+def _run(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
     args = list(recorded.args)
     for i, location in recorded.tensors:
-        args[i] = location.of(tensors)
+        args[i] = location.of(tensors, as_view=not recorded.grid)
+    if not recorded.grid:
+        recorded.kernel(*args)
+        return
     for i, location in recorded.descriptors:
         args[i] = of_base(recorded.args[i], location.of(tensors))
     launch.run(recorded.kernel, recorded.grid, *args, **recorded.meta)
@@ -134,7 +138,8 @@ def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
         return result.of(tensors)
     if result is None:
         return None
-    return map_items(result, lambda item: _result(item, tensors))
+    items = [tensors[item] if type(item) is int else _result(item, tensors) for item in result]
+    return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 def map_items(items: Any, change: Callable[[Any], Any]) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_tape
 from minidl.runtime.descriptors import of_base
 from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.launch_cache.recorded_call import (
@@ -28,6 +28,7 @@ _ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
+_FILLS = {_aten.clone.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}  # and the position of the value
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -61,7 +62,7 @@ def record_call(
 
 
 class _Allocations(TorchDispatchMode):
-    """Collects the buffers that torch allocates for this thread, and notes operations that cannot be replayed."""
+    """Collects torch's allocations, copies and fills in this thread, and notes operations that cannot be replayed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,9 +71,13 @@ class _Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in _ALLOCATES:
+        if func in _ALLOCATES or (func in _FILLS and output is not args[0]):
             self.buffers.append(output)
-        elif not func.is_view and func not in _VIEWS:
+        if func in _FILLS:
+            value = args[_FILLS[func]]
+            method = torch.Tensor.copy_ if isinstance(value, torch.Tensor) else torch.Tensor.fill_
+            launch_tape.tapes[threading.get_ident()].launches.append((method, (), (output, value), {}))
+        elif func not in _ALLOCATES and not func.is_view and func not in _VIEWS:
             self.has_other_operations = True
         return output
 
@@ -99,7 +104,8 @@ def _recorded(result: Any, tape: Tape, inputs: list[torch.Tensor], buffers: list
     for x in buffers:
         layouts.setdefault(id(x), (x.shape, x.stride()))
     kernels = {id(each.kernel): (each.kernel, each.compiled.variants) for each in launches if each.compiled is not None}
-    allocations, relocate = _plan_memory(launches, set(_indices(template)), len(inputs), buffers, layouts)
+    filled = [each.tensors[0][1].base for each in launches if not each.grid]
+    allocations, relocate = _plan_memory(launches, {*_indices(template), *filled}, len(inputs), buffers, layouts)
     return RecordedCall(
         allocations,
         tuple(each.relocated(relocate) for each in launches),
@@ -120,6 +126,8 @@ def _recorded_launch(
 ) -> RecordedLaunch:
     tensors = tuple((i, locate(x)) for i, x in enumerate(args) if isinstance(x, torch.Tensor))
     descriptors = tuple((i, locate(x.base)) for i, x in enumerate(args) if isinstance(x, TensorDescriptor))
+    if not grid:
+        return RecordedLaunch(kernel, (), (None, None if tensors[1:] else args[1]), meta, tensors, (), None, None)
     compiled = None if launch.ON_CPU else fast_launch.lookup(kernel, args, meta)
     if compiled is None and not launch.ON_CPU:
         raise _UnsupportedError
@@ -148,8 +156,8 @@ def _plan_memory(
 ) -> tuple[tuple[Allocation, ...], Callable[[Location], Location]]:
     """Return the allocations of a replay, and the function from recorded to replayed locations.
 
-    Results (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one tensor,
-    in which buffers that no launch needs at the same time overlap.
+    `results` (by index; the first buffer has index `first`) get tensors of their own. All other buffers share one
+    tensor, in which buffers that no launch needs at the same time overlap.
     """
     outputs = [index for index in range(first, first + len(buffers)) if index in results]
     uses: dict[int, list[int]] = {}

@@ -6,9 +6,9 @@ Between the call of an operation and its launches, Python checks arguments, look
 arguments) is recorded: its allocations, and its launches with the locations of their tensors. Later calls repeat both.
 
 A function may be replayed if it only launches kernels on its inputs and on memory that it allocates: it changes no
-counter and makes no choice by values. A call is never replayed if torch computes something else in it, or if a kernel
-uses another tensor or reads an address from memory. Keys include the launch settings; `launch.forget` drops all
-recordings.
+counter and makes no choice by values. Copies and fills by torch are recorded as launches. A call is never replayed if
+torch computes something else in it, or if a kernel uses another tensor or reads an address from memory. Keys include
+the launch settings; `launch.forget` drops all recordings.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Calls:
             return MISSING
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
-        recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
+        try:
+            recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
+        except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
+            return MISSING
         if type(recorded) is RecordedCall and recorded.is_current():
             return recorded.replay(tensors, addresses)
         return MISSING
@@ -69,10 +72,11 @@ class Calls:
             return self.function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
-        key = _key(args, kwargs, tensors, addresses, self.plain)
-        if key is None:
+        try:
+            key = _key(args, kwargs, tensors, addresses, self.plain)
+            state = self.recorded.get(key, _RECORD_NEXT if _state["at_once"] else None)
+        except (TypeError, RuntimeError):
             return self.function(*args, **kwargs)
-        state = self.recorded.get(key, _RECORD_NEXT if _state["at_once"] else None)
         if state is _RECORD_NEXT and not _share_memory(tensors, addresses) and not _has_torch_function_mode():
             result, recorded = record_call(self.function, args, kwargs, tensors)
             self.recorded[key] = _NEVER if recorded is None else recorded
@@ -90,7 +94,8 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)  # unlike `calls`, a function binds as a method
     def call(*args: Any, **kwargs: Any) -> Any:
-        return calls(*args, **kwargs)
+        result = calls.replay(args, kwargs)
+        return calls.call(args, kwargs) if result is MISSING else result
 
     return call
 
@@ -109,20 +114,17 @@ def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
 def _key(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
 ) -> Any:
-    """Return all that a call depends on except addresses and values, None if it has no hash. Fills both lists."""
+    """Return all that a call depends on except addresses and values. Fills both lists.
+
+    Raises TypeError or RuntimeError for arguments without a key."""
     parts: list[Any] = [launch.float32_precision()]
-    try:
-        _add(args, parts, tensors, addresses, plain)
-        if kwargs:
-            parts.append(tuple(kwargs))
-            _add(kwargs.values(), parts, tensors, addresses, plain)
-        if len(set(addresses)) != len(addresses):
-            parts.append(tuple(map(addresses.index, addresses)))
-        key = tuple(parts)
-        hash(key)
-    except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
-        return None
-    return key
+    _add(args, parts, tensors, addresses, plain)
+    if kwargs:
+        parts.append(tuple(kwargs))
+        _add(kwargs.values(), parts, tensors, addresses, plain)
+    if len(set(addresses)) != len(addresses):
+        parts.append(tuple(map(addresses.index, addresses)))
+    return tuple(parts)
 
 
 _SIMPLE = frozenset({int, bool, str, type(None)})
@@ -159,7 +161,7 @@ def _add(
             parts.append((kind, value.value))
         elif isinstance(value, tuple):
             parts.append(kind)
-            if any(isinstance(each, torch.Tensor) for each in value):
+            if True in [isinstance(each, torch.Tensor) for each in value]:
                 _add(value, parts, tensors, addresses, plain)
             else:
                 parts.append(value)
