@@ -62,13 +62,18 @@ class Tile(NamedTuple):
 def block_of(sizes, step, tile: tl.constexpr):
     """Return the program's direction; its rows times H: in N, of the step before in N, of [D, B]; its columns; and the
     masks of rows, rows of the step before, and columns."""
-    d = tl.program_id(1)
     o_m, o_n, _, m_n = tile_of(sizes.H, sizes.H, tile)
     o_m *= sizes.H
-    m_m = o_m < tl.where(d == 0, step.rows, step.rows_reverse)
-    m_former = m_m & (o_m < tl.where(d == 0, step.former_rows, step.former_rows_reverse))
-    o_r = o_m + tl.where(d == 0, step.first, step.first_reverse)
-    o_former = o_m + tl.where(d == 0, step.former, step.former_reverse)
+    d = 0
+    first, rows, former, former_rows = step.first, step.rows, step.former, step.former_rows
+    if tile.DIRECTIONS > 1:
+        d = tl.program_id(1)
+        first, rows = tl.where(d == 0, first, step.first_reverse), tl.where(d == 0, rows, step.rows_reverse)
+        former = tl.where(d == 0, former, step.former_reverse)
+        former_rows = tl.where(d == 0, former_rows, step.former_rows_reverse)
+    m_m = o_m < rows
+    m_former = o_m < tl.minimum(rows, former_rows)
+    o_r, o_former = o_m + first, o_m + former
     return d, o_r, o_former, d * sizes.states + o_m, o_n, m_m, m_former, m_n
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from minidl import optim
-from minidl.kernels import float8, images, norm, recurrent, sparse
+from minidl.kernels import float8, images, recurrent, sparse
 from minidl.kernels import random as random_kernels
-from minidl.kernels.norm import alone
 from minidl.runtime import launch
 from minidl.sparse.csr import CSR
 from minidl.sparse.rows import RowGrad
@@ -22,8 +21,8 @@ from minidl.tensors import Tensor
 from minidl.testing.cases import convolutions, matrices
 from minidl.testing.specs import Case, Make
 from minidl.testing.specs import base as inputs_of
-from minidl.testing.specs.base import between, integers, tensors
-from minidl.tools.tuning import products
+from minidl.testing.specs.base import integers, tensors
+from minidl.tools.tuning import norms, products
 from minidl.tools.tuning.kind import Inputs, Kind, kinds
 from minidl.tools.tuning.problem import Call, Problem, kernel
 
@@ -88,13 +87,6 @@ def _float8(x: torch.Tensor) -> torch.Tensor:
     return float8.dequantize(*float8.quantize(x), x.dtype)
 
 
-def _fused_statistics(case: Case, make: Make) -> Call:
-    """Return the call that joins the statistics of bands, one row of x for each."""
-    (x,) = case.args
-    statistics = torch.stack((x, x * x), 1).to(launch.acc_torch(x.dtype))
-    return lambda: norm.batch_statistics(x, 1e-5, None, None, statistics)
-
-
 def _recurrence(kind: Kind) -> Iterator[Problem]:
     """Yield lstm over few steps, and its gradient."""
     T, B = (2, 16) if kind.small else (8, 64)
@@ -130,42 +122,12 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
         yield kind.operation(f"{K} sums of {R}", "sum", (), inputs)
 
 
-def _batch_norm(kind: Kind, *wrt: int) -> Iterator[Problem]:
-    # Rules of norm_join depend on the number of bands: few channels have many bands.
-    more = ((8,), (256,), (1024,), (2048,)) if kind.family == "norm_join" and not kind.small else ()
-    for (C,) in (*kind.extents(C=64), *more):
-        N = max(alone.MOST // 64 + 1, kind.rest(64 * C))
-        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
-        inputs = tensors(inputs_of.images(N, C, 8), *vectors, extra=(True, 0.1, 1e-5, "relu"))
-        yield kind.operation(f"{N}x{C}x8x8", "batch_norm", wrt, inputs)
-
-
-def _plane_norm(kind: Kind) -> Iterator[Problem]:
-    for C, size in ((64, 56), (64, 7), (3, 224)):
-        N = max(2, kind.rest(C * size**2))
-        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
-        inputs = tensors((N, C, size, size), *vectors, extra=(True, 0.1, 1e-5, "relu"))
-        yield kind.operation(f"{N}x{C}x{size}x{size}", "batch_norm", (0, 3, 4), inputs)
-
-
-def _few_values(kind: Kind) -> Iterator[Problem]:
-    """Yield batch norms of so few values per channel that one launch is enough."""
-    for M, C in kind.extents(M=alone.MOST, C=256):
-        vectors = (C,), between(0.5, 2.0, C), (C,), (C,)
-        inputs = tensors((M, C), *vectors, extra=(True, 0.1, 1e-5, "relu"))
-        yield kind.operation(f"{M}x{C}", "batch_norm", (), inputs)
-
-
-def _joined_statistics(kind: Kind) -> Iterator[Problem]:
-    """Yield statistics of tiles: few channels have many tiles."""
-    for bands, C in ((70, 16),) if kind.small else ((3136, 256), (196, 1024)):
-        yield kind.problem(f"{bands} bands {C} channels", _fused_statistics, tensors((bands, C)))
-
-
-def _fold(kind: Kind) -> Iterator[Problem]:
-    vectors = (512,), (512,), between(0.5, 2.0, 512), (512,), (512,)
-    inputs = tensors((512, 64, 3, 3), *vectors, extra=(1e-5,))
-    yield kind.operation("512 channels", "fold_batch_norm", (), inputs)
+def _row_norms(kind: Kind) -> Iterator[Problem]:
+    yield from _rows(kind, "layer_norm")
+    # Of channels-last images, whose rows lie side by side.
+    for size in () if kind.small else (16, 32, 64):
+        inputs = tensors(inputs_of.images(128, 64, size), None, None, (64,), (64,))
+        yield kind.operation(f"128x64x{size}x{size}", "instance_norm", (), inputs)
 
 
 def _pool(kind: Kind, *wrt: int) -> Iterator[Problem]:
@@ -252,7 +214,7 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "softmax_grad_loop": (_long_rows, "softmax", "softmax_grad", 0),
         "cross_entropy": (_rows, "cross_entropy"),
         "cross_entropy_loop": (_long_rows, "cross_entropy", "cross_entropy"),
-        "row_norm": (_rows, "layer_norm"),
+        "row_norm": (_row_norms,),
         "row_norm_grad": (_rows, "layer_norm", 0, 2, 3),
         "loss": (_pairs, "mse_loss"),
         "elementwise": (_pairs, "add"),
@@ -263,12 +225,12 @@ _MAKERS: dict[str, tuple[Any, ...]] = {
         "recurrent recurrent_fused recurrent_grad recurrent_grad_fused": (_recurrence,),
         "reduce_rows": (_reduce, 1),
         "reduce_columns": (_reduce, 0),
-        "norm_stats norm_join norm": (_batch_norm,),
-        "norm_sums norm_grad": (_batch_norm, 0, 3, 4),
-        "norm_planes": (_plane_norm,),
-        "norm_alone": (_few_values,),
-        "norm_handed": (_joined_statistics,),
-        "norm_fold": (_fold,),
+        "norm_stats norm_join norm": (norms.batch_norm,),
+        "norm_sums norm_grad": (norms.batch_norm, 0, 3, 4),
+        "norm_planes": (norms.plane_norm,),
+        "norm_alone": (norms.few_values,),
+        "norm_handed": (norms.joined_statistics,),
+        "norm_fold": (norms.fold,),
         "pool": (_pool,),
         "pool_grad": (_pool, 0),
         "images": (_pictures,),
