@@ -125,7 +125,8 @@ def batch_norm(
 ) -> Tensor:
     """Return act((input - mean) / sqrt(var + eps) * weight + bias), with mean and variance of each channel.
 
-    Shapes: input [N, C] or [N, C, ...] -> the same, in its dtype; all others [C] or None, in any floating dtype.
+    Shapes: input [N, C] or [N, C, ...] -> the same, in its dtype, contiguous if it is, else channels-last; all others
+    [C] or None, in any floating dtype.
     In training, mean and variance are the batch's (over its M values per channel, the variance divided by M). The
     running statistics move towards them by `momentum` in place, with the variance divided by M - 1; with a momentum of
     None they become the means over all batches. num_batches_tracked ([] int64) counts the batches.

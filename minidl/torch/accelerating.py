@@ -44,7 +44,8 @@ def accelerate(model: nn.Module, example: Any = None) -> nn.Module:
 
     The class of each torch layer becomes a subclass of it; parameters, buffers, hooks and `state_dict` do not change.
     Nothing is traced: forward runs at each call, and a changed, patched or replaced layer computes torch's result.
-    Results of convolutions, batch norms and pools are channels-last: use `reshape` or `flatten` instead of `view`.
+    Results of convolutions, and of batch norms and pools after them, are channels-last: use `reshape` or `flatten`
+    instead of `view`.
     `torch.compile(model, backend="minidl")` fuses layers with later operations.
 
     example: the model's input, or a tuple of its arguments, on a GPU. The model runs on it once, and each layer is

@@ -152,10 +152,9 @@ def adaptive_avg_pool2d(input: torch.Tensor, output_size: int | tuple[int | None
 def _of_volumes(op: str, pool: Any, x: torch.Tensor, plane: Any, depth: Any) -> Any:
     """Return the pool of volumes, by the arguments of a pool of slices, and of columns [D, OH OW]."""
     kernels.checked(op, x, "N, C, D, H, W")
-    lead, in_order = x.shape[:2], x.is_contiguous()
-    if in_order:
-        x = x.flatten(0, 1).unsqueeze(1)
-    slices = x.contiguous(memory_format=torch.channels_last_3d).movedim(2, 1).flatten(0, 1)
+    lead, in_order = x.shape[:2], torch._C._are_functorch_transforms_active() or x.is_contiguous()
+    x = x.flatten(0, 1).unsqueeze(1) if in_order else x.contiguous(memory_format=torch.channels_last_3d)
+    slices = x.movedim(2, 1).flatten(0, 1)
     y = pool(slices, *plane)
     columns = pool(y.unflatten(0, (-1, x.shape[2])).movedim(1, 2).flatten(3), *depth)
     volumes = columns.unflatten(3, y.shape[2:])

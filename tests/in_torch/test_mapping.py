@@ -54,3 +54,10 @@ def test_running_statistics_are_mapped_with_the_images_or_refused():
     torch.testing.assert_close((mean, var), statistics)
     with pytest.raises(ValueError, match="maps x but not running_mean, which is updated"):
         vmap(lambda x: mt.batch_norm(x, mean[0], var[0], training=True))(x)
+
+
+@pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d", "adaptive_avg_pool3d"])
+def test_pools_of_volumes_are_mapped(name):
+    x = _randn(3, 2, 4, 6, 5, 4)
+    y = vmap(lambda t: getattr(mt, name)(t, 2))(x)
+    torch.testing.assert_close(y, torch.stack([getattr(F, name)(t, 2) for t in x]))

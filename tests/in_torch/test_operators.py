@@ -425,6 +425,15 @@ def test_torch_finds_the_fold_registered_as_it_should_be():
     torch.library.opcheck(torch.ops.minidl.fold_batch_norm.default, arguments, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_without_sums_has_the_order_that_is_promised(order):
+    """Of the tensor added before an activation alone, for a gradient of the result in another order."""
+    x = _randn(2, 3, 4, 5).contiguous(memory_format=order)
+    dy = _randn(2, 3, 4, 5).movedim(3, 1).contiguous().movedim(1, 3)
+    arguments = dy, x, _randn(3), _randn(3).abs(), None, None, x.abs(), False, "relu", 0.0, [False, False, False, True]
+    torch.library.opcheck(torch.ops.minidl.batch_norm_backward.default, arguments, rtol=1e-8, atol=1e-8)
+
+
 def test_every_operator_is_checked():
     called = set()
     for name in CHECKED:

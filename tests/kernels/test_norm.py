@@ -5,12 +5,15 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 
 from minidl import ops
 from minidl.kernels import norm
 from minidl.kernels.conv import forward
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.norm import alone, fold
+from minidl.kernels.norm.layout import Sizes, Tile, block_values
 from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
 
@@ -94,6 +97,20 @@ def test_planes_are_read_and_written_in_their_order(shape, training, processors,
     assert all(values.is_contiguous() for values in planes[:2])
     for got, expected in zip(planes, rows, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-5)
+
+
+@triton.jit
+def positions_kernel(p, start, sizes, tile: tl.constexpr):
+    first = start.to(tl.int64)
+    o_m, _ = block_values(first, first + sizes.S, 0, sizes, tile)
+    tl.store(p + tl.arange(0, tile.BLOCK_M), o_m)
+
+
+def test_an_image_may_have_more_than_two_thousand_million_values(device):
+    positions = torch.zeros(8, dtype=torch.int64, device=device)
+    tile = Tile(ALIGN=8, APART=False, ACC=tl.float32, BLOCK_M=8, BLOCK_C=1, PIXELS=8)
+    launch.run(positions_kernel, (1,), positions, 2**16, Sizes(2**17, 2**16, 1, 2**16), tile=tile)
+    assert positions.tolist() == list(range(2**32, 2**32 + 8))
 
 
 @pytest.mark.parametrize("shape", [(40, 5), (5, 3, 4, 6), (3, 16, 3, 3), (7, 1, 3, 3), (3, 2, 2, 3, 4)])

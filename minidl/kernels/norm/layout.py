@@ -79,7 +79,7 @@ def block_values(start, end, i, sizes, tile: tl.constexpr):
         chunks = tl.cdiv(width, tile.PIXELS)
         image = start // S + (i // chunks) * (tile.BLOCK_M // tile.PIXELS) + o_m // tile.PIXELS
         pixel = (i % chunks) * tile.PIXELS + o_m % tile.PIXELS
-        return image * (S * sizes.C) + first + pixel, (pixel < width) & (image * S < end)
+        return image * S * sizes.C + first + pixel, (pixel < width) & (image * S < end)
     else:
         o_m += i * tile.BLOCK_M
         return start + o_m, o_m < (end - start).to(tl.int32)
@@ -87,13 +87,14 @@ def block_values(start, end, i, sizes, tile: tl.constexpr):
 
 @triton.jit
 def blocks(start, end, sizes, tile: tl.constexpr):
-    """Return the number of blocks of the values [start, end) of `block_values`."""
+    """Return the number of blocks of the values [start, end) of `block_values`, in 32 bits as a loop counts it."""
     if tile.PIXELS:
         images = tl.cdiv(end - start, sizes.S)
         width = tl.minimum(end - start, sizes.S)
-        return tl.cdiv(images, tile.BLOCK_M // tile.PIXELS) * tl.cdiv(width, tile.PIXELS)
+        count = tl.cdiv(images, tile.BLOCK_M // tile.PIXELS) * tl.cdiv(width, tile.PIXELS)
     else:
-        return tl.cdiv(end - start, tile.BLOCK_M)
+        count = tl.cdiv(end - start, tile.BLOCK_M)
+    return count.to(tl.int32)
 
 
 @triton.jit

@@ -214,7 +214,8 @@ def normalise_grad(
         dy = dz = elementwise.add(dy, more)
         more = None
     if y is not None and not needs_sums:
-        dz, epilogue, y = elementwise.act_grad(dy, y, act, from_output=True), epilogue_of(None), None
+        dz = shaped(dense(elementwise.act_grad(dy, y, act, from_output=True), planes), x.shape)
+        epilogue, y = epilogue_of(None), None
     values_dz, values = dense(dz, planes), strided(x, planes)
     C = x.shape[1]
     vectors = *with_, contiguous(weight), contiguous(bias)
