@@ -17,6 +17,8 @@ Memory traffic hides some 20 instructions per float16 number. A compiled divisio
 of 1/sqrt(d). Each is off by at most 3 units in the last place.
 """
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -41,11 +43,15 @@ def parse(act: Activation) -> tuple[str | None, float]:
     """Return (name, slope) of an activation, which is a name, None, or (name, slope) for a name in SLOPES.
 
     Raises ValueError for an unknown name, a slope for another activation, or a slope that is not positive; the slope of
-    elu, torch's alpha, may be any number.
+    elu, torch's alpha, may be any number. Raises TypeError for other types.
     """
-    if type(act) is not tuple and act in CODES:
+    if act is None or (type(act) is str and act in CODES):
         return act, SLOPES.get(act or "", NEGATIVE_SLOPE)
-    name, slope = act if isinstance(act, tuple) else (act, SLOPES.get(act or "", NEGATIVE_SLOPE))
+    name: Any
+    slope: Any
+    name, slope = act if isinstance(act, tuple) and len(act) == 2 else (act, NEGATIVE_SLOPE)
+    if not isinstance(name, str | None) or not isinstance(slope, int | float):
+        raise TypeError(f"activation is {act!r}, expected None, a name, or a name and a slope such as ('elu', 0.5)")
     if name not in CODES:
         raise ValueError(f"unknown activation {name!r}; known: {', '.join((*NAMES, *RARE))}")
     if isinstance(act, tuple) and name not in SLOPES:

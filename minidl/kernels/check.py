@@ -66,6 +66,13 @@ def integer(op: str, name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
+def real(op: str, name: str, value: Any) -> float:
+    """Return a number as a float, also from NumPy or a tensor. Raises TypeError for other types."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{op}: {name} is {value!r}, expected a number")
+    return float(value)
+
+
 @cached
 def integers(op: str, name: str, value: Any) -> tuple[int, ...]:
     """Return a tuple of integers from a sequence or a single one. Raises TypeError for other values and bools."""

@@ -8,7 +8,7 @@ import torch
 
 from minidl.autograd import Function, PendingSum
 from minidl.autograd.deferred import Deferred, fuse, in_rows, is_fused, may_wait, waiting
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.kernels import norm as kernels
 from minidl.kernels.activation import Activation
 from minidl.kernels.norm import alone, fold
@@ -135,6 +135,7 @@ def batch_norm(
     in evaluation; TypeError for integers.
     """
     activation.parse(act)
+    momentum = None if momentum is None else check.real("batch_norm", "momentum", momentum)
     input = in_rows(input)
     mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
     waiting_input = None if input.ndim != 4 or (mean is None and not training) else waiting(input)

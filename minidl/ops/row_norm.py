@@ -63,7 +63,7 @@ def layer_norm(
     Raises TypeError for dtypes that are not floating or differ, ValueError for shapes that do not fit.
     """
     dims = _dims("layer_norm", input, normalized_shape, weight, bias)
-    return RowNorm.apply(input, weight, bias, (kernels.layers, dims), float(eps), False)
+    return RowNorm.apply(input, weight, bias, (kernels.layers, dims), check.real("layer_norm", "eps", eps), False)
 
 
 def rms_norm(
@@ -76,7 +76,7 @@ def rms_norm(
     """
     dims = _dims("rms_norm", input, normalized_shape, weight, None)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
-    return RowNorm.apply(input, weight, None, (kernels.layers, dims), float(eps), True)
+    return RowNorm.apply(input, weight, None, (kernels.layers, dims), check.real("rms_norm", "eps", eps), True)
 
 
 def group_norm(
@@ -139,7 +139,7 @@ def _by_channels(
     if num_groups < 1 or C % num_groups:
         raise ValueError(f"{op}: {C} channels cannot be shared out to num_groups {num_groups}")
     _fit(op, (C,), weight, bias)
-    return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), float(eps), False)
+    return RowNorm.apply(input, weight, bias, (kernels.groups, num_groups), check.real(op, "eps", eps), False)
 
 
 def _dims(

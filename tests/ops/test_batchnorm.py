@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import minidl
 from minidl import ops
 from minidl.tensors import Tensor, default_device
 
@@ -33,3 +34,23 @@ def test_running_statistics_may_be_columns_of_a_matrix(momentum):
 def test_an_eps_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="eps is nan, expected 0 or more"):
         ops.batch_norm(Tensor(numbers(3, 5)), None, None, training=True, eps=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x: ops.batch_norm(x, None, None, training=True, eps="a"), "batch_norm: eps is 'a', expected a number"),
+        (lambda x: ops.batch_norm(x, None, None, training=True, momentum="a"), "batch_norm: momentum is 'a', expected"),
+        (lambda x: ops.batch_norm(x, None, None, training=True, act=["elu", 0.5]), "expected None, a name, or a name"),
+        (
+            lambda x: ops.batch_norm(x, None, None, training=True, act=("elu", "0.5")),
+            "expected None, a name, or a name",
+        ),
+        (lambda x: ops.layer_norm(x, 4, eps="a"), "layer_norm: eps is 'a', expected a number"),
+        (lambda x: ops.rms_norm(x, 4, eps=[1]), "rms_norm: eps is .1., expected a number"),
+        (lambda x: ops.group_norm(x, 2, eps="a"), "group_norm: eps is 'a', expected a number"),
+    ],
+)
+def test_settings_of_other_types_are_named(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(minidl.ones(2, 4))
