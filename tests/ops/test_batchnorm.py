@@ -46,6 +46,7 @@ def test_an_eps_that_is_no_number_is_refused():
             lambda x: ops.batch_norm(x, None, None, training=True, act=("elu", "0.5")),
             "expected None, a name, or a name",
         ),
+        (lambda x: ops.conv1d(x[None], minidl.ones(1, 2, 3), act=["elu", 0.5]), "expected None, a name, or a name"),
         (lambda x: ops.layer_norm(x, 4, eps="a"), "layer_norm: eps is 'a', expected a number"),
         (lambda x: ops.rms_norm(x, 4, eps=[1]), "rms_norm: eps is .1., expected a number"),
         (lambda x: ops.group_norm(x, 2, eps="a"), "group_norm: eps is 'a', expected a number"),

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from minidl.kernels import check
+from minidl.kernels import activation, check
 from minidl.kernels.activation import Activation
 from minidl.kernels.conv import fft, forms
 from minidl.kernels.conv import plan as plans
@@ -233,6 +233,7 @@ def _run(
     scale: torch.Tensor | None, added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """Run a problem and return (y, z) in torch's shapes."""
+    activation.parse(problem.act)  # before the problem is hashed
     y, z = plans.plan(problem).run(Operands(x, w, _contiguous(bias), _contiguous(scale), added))
     if problem.statistics:
         return y.permute(0, 3, 1, 2), z
