@@ -27,7 +27,9 @@ def cached(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         kinds = tuple([kind for x in args for kind in (map(type, x) if type(x) is tuple else (type(x),))])
-        return function(*args, **options) if options or not PLAIN.issuperset(kinds) else result(kinds, *args)
+        if options or not PLAIN.issuperset(kinds) or torch.compiler.is_compiling():  # Dynamo warns of such a cache
+            return function(*args, **options)
+        return result(kinds, *args)
 
     return call
 

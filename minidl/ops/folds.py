@@ -17,7 +17,7 @@ import torch
 
 from minidl.autograd import deferred
 from minidl.kernels.norm import fold as kernels
-from minidl.kernels.norm.statistics import Statistics
+from minidl.kernels.norm.launches import Statistics
 
 __all__: list[str] = []  # no public operations
 

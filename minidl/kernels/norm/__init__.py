@@ -23,9 +23,9 @@ Read in this order: `statistics`, `values` (with the gradient), `alone` (all in 
 (for inference). `layout` says where values are in memory, `launches` has the plan of a launch.
 """
 
-from minidl.kernels.norm.launches import bands, check_arguments, check_vectors, depth
+from minidl.kernels.norm.launches import Buffers, Statistics, bands, check_arguments, check_vectors, depth
 from minidl.kernels.norm.layout import in_planes
-from minidl.kernels.norm.statistics import Buffers, Statistics, batch_statistics, join_shards
+from minidl.kernels.norm.statistics import batch_statistics, join_shards
 from minidl.kernels.norm.values import normalise, normalise_grad
 
 __all__ = [

@@ -14,9 +14,9 @@ import triton.language as tl
 
 from minidl.kernels.activation import Activation, activate
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.launches import channel, copy_back, epilogue_of, plan_of
+from minidl.kernels.norm.launches import Buffers, Statistics, channel, copy_back, epilogue_of, plan_of
 from minidl.kernels.norm.layout import dense, in_planes, row_stride, shaped, strided
-from minidl.kernels.norm.statistics import Buffers, Statistics, count_batch, load_running, store_statistics
+from minidl.kernels.norm.statistics import count_batch, load_running, store_statistics
 from minidl.kernels.norm.values import shifted_and_dz
 from minidl.kernels.reduce import as_multiple, opaque
 from minidl.runtime import launch

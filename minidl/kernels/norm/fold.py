@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.launches import check_vectors
-from minidl.kernels.norm.statistics import Statistics
+from minidl.kernels.norm.launches import Statistics, check_vectors
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed

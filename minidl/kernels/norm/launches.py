@@ -34,6 +34,21 @@ def copy_back(running: Sequence[torch.Tensor | None], updated: Sequence[torch.Te
             buffer.copy_(new)
 
 
+class Statistics(NamedTuple):
+    """The mean and rstd [C] of each channel, in the accumulation dtype."""
+
+    mean: torch.Tensor
+    rstd: torch.Tensor
+
+
+class Buffers(NamedTuple):
+    """running_mean and running_var [C], and the batch counter [] int64 (or None); training updates all in place."""
+
+    mean: torch.Tensor
+    var: torch.Tensor
+    batches: torch.Tensor | None = None
+
+
 class Problem(NamedTuple):
     """A launch for rows [M, C] with the stride s_x, or planes [M / S, C, S]; `family` is that of its tile."""
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.launches import copy_back, plan_of
+from minidl.kernels.norm.launches import Buffers, Statistics, copy_back, plan_of
 from minidl.kernels.norm.layout import (
     Sizes,
     block_values,
@@ -221,21 +221,6 @@ def batch_norm_handed_kernel(
     tl.store(p_m2 + o_y, tl.sum(b_m2.to(tl.float64) + band * (b_delta * b_delta), axis=0), mask=m_c)
     if p_tracked is not None:
         count_batch(p_tracked, (tl.program_id(0) == 0) & (tl.program_id(1) == 0))
-
-
-class Statistics(NamedTuple):
-    """The mean and rstd [C] of each channel, in the accumulation dtype."""
-
-    mean: torch.Tensor
-    rstd: torch.Tensor
-
-
-class Buffers(NamedTuple):
-    """running_mean and running_var [C], and the batch counter [] int64 (or None); training updates all in place."""
-
-    mean: torch.Tensor
-    var: torch.Tensor
-    batches: torch.Tensor | None = None
 
 
 @replayed

@@ -15,7 +15,7 @@ import triton.language as tl
 from minidl.kernels import elementwise, reduce
 from minidl.kernels.activation import NONE, RELU, Activation, activate, activate_grad, activate_grad_from_output
 from minidl.kernels.memory_layout import contiguous
-from minidl.kernels.norm.launches import channel, epilogue_of, plan_of
+from minidl.kernels.norm.launches import Statistics, channel, epilogue_of, plan_of
 from minidl.kernels.norm.layout import (
     block_values,
     blocks,
@@ -30,7 +30,6 @@ from minidl.kernels.norm.layout import (
     shaped,
     strided,
 )
-from minidl.kernels.norm.statistics import Statistics
 from minidl.runtime import launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.launch_cache.replay import replayed

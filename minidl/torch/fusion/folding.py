@@ -16,7 +16,7 @@ from torch import fx
 
 from minidl.kernels.norm import fold as kernels
 from minidl.kernels.norm import normalise
-from minidl.kernels.norm.statistics import Statistics
+from minidl.kernels.norm.launches import Statistics
 from minidl.runtime.launch_cache.replay import replayed
 from minidl.torch import normalisation as norms
 from minidl.torch.fusion import chains
