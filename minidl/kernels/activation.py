@@ -50,7 +50,7 @@ def parse(act: Activation) -> tuple[str | None, float]:
     name: Any
     slope: Any
     name, slope = act if isinstance(act, tuple) and len(act) == 2 else (act, NEGATIVE_SLOPE)
-    if not isinstance(name, str | None) or not isinstance(slope, int | float):
+    if not isinstance(name, str | None) or not hasattr(slope, "__float__"):
         raise TypeError(f"activation is {act!r}, expected None, a name, or a name and a slope such as ('elu', 0.5)")
     if name not in CODES:
         raise ValueError(f"unknown activation {name!r}; known: {', '.join((*NAMES, *RARE))}")

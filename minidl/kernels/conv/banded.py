@@ -43,7 +43,7 @@ class Bands(NamedTuple):
     """Constants of bands [R, KP, NP] for groups of G pixels; an image has QH * GROUPS groups and WC values in a row.
 
     A group starts STEP values per pixel from IN_W on; R rows of the filter are IN_TAP_H rows of the image apart, and
-    may be outside the image if PADDED_H. WIDE: 32 bits do not count the groups, or the values of x or y.
+    may be outside the image if PADDED_H. WIDE: 32 bits do not count the groups.
     """
 
     QH: int
@@ -74,8 +74,7 @@ class Bands(NamedTuple):
         return Bands(
             q_h, q_w, G, groups, problem.M, len(down.taps), W * problem.C, across.in_start * problem.C,
             across.in_step * problem.C, down.in_step, down.in_tap, KP, NP, not all_inside(down, H),
-            problem.N * max(q_h * groups, H * W * problem.C, q_h * q_w * problem.M) >= INT32_LIMIT,
-            **problem.constants,
+            problem.N * q_h * groups >= INT32_LIMIT, **problem.constants,
         )  # fmt: skip
 
 
@@ -92,13 +91,13 @@ def group_of(i_first, BLOCK: tl.constexpr, bands: tl.constexpr, POOL: tl.constex
         i = tl.arange(0, BLOCK)
         first = i_first // 2
         o = (first % PER_IMAGE).to(tl.int32) + i // 16 * 8 + i % 8
-        n = first // PER_IMAGE + o // PER_IMAGE
+        n = (first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
         o = o % PER_IMAGE
         return n, o // GROUPS * 2 + i // 8 % 2, o % GROUPS
     else:
         PER_IMAGE: tl.constexpr = bands.QH * GROUPS
         o = (i_first % PER_IMAGE).to(tl.int32) + tl.arange(0, BLOCK)
-        n = i_first // PER_IMAGE + o // PER_IMAGE
+        n = (i_first // PER_IMAGE).to(tl.int64) + o // PER_IMAGE
         o = o % PER_IMAGE
         return n, o // GROUPS, o % GROUPS
 
