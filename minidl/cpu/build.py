@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 
 
 class CompilerError(RuntimeError):
-    """No compiler works, or it failed; then the message is what the compiler printed."""
+    """No C compiler works, or the compiler failed; the message then has its output."""
 
 
 class Compiler(NamedTuple):

@@ -134,7 +134,7 @@ def normalised(
     eps: float, act: Activation,
 ) -> tuple[torch.Tensor, Statistics]:  # fmt: skip
     """Return `norm.normalise` of x [N, C, ...] with its `norm.batch_statistics`, and these statistics."""
-    rows = strided(x, False)
+    rows = strided(x, planes=False)
     C = x.shape[1]
     plan = plan_of("norm_alone", rows)
     y = rows.new_empty(rows.shape)
@@ -155,7 +155,11 @@ def normalised_grad(
     act: Activation, so_far: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dweight, dbias) as `norm.normalise_grad` in training; None for a missing weight or bias."""
-    rows_dy, rows, rows_so_far = dense(dy, False), strided(x, False), None if so_far is None else strided(so_far, False)
+    rows_dy, rows, rows_so_far = (
+        dense(dy, planes=False),
+        strided(x, planes=False),
+        None if so_far is None else strided(so_far, planes=False),
+    )
     plan = plan_of("norm_alone", rows)
     sizes = plan.sizes._replace(s_so_far=0 if rows_so_far is None else rows_so_far.stride(0))
     dx = rows.new_empty(rows.shape)

@@ -26,15 +26,17 @@ LSTM, GRU = tl.constexpr(-1), tl.constexpr(-2)
 
 
 class Sizes(NamedTuple):
-    """H columns of a state; states: the values of those of a direction, B H."""
+    """H: columns of a state; states: values of all states of a direction, B H."""
 
     H: int
     states: int
 
 
 class Step(NamedTuple):
-    """A direction's first row in N and number of rows, and those of the step computed before, all times H: Triton
-    compiles again for numbers that are no multiples of 16, as rows may be and H rarely."""
+    """For each direction, the first row in N and the number of rows of this step and of the step computed before it.
+
+    All are multiplied by H, usually a multiple of 16: Triton compiles other variants for numbers that are not.
+    """
 
     first: int
     rows: int

@@ -228,9 +228,8 @@ def _inputs(make: Make) -> Case:
     shape = (make.size(2 if training else 0, 40), make.size(1, 40), *make.shape(0, 2, 1, 5))
     x = base.in_either_order(make, distinct(make.tensor(*shape)))
     C = shape[1]
-    running: tuple[Any, Any] = (make.tensor(C), make.tensor(C, low=0.0))
-    if training and make.integer(0, 3) == 0:
-        running = (None, None)
+    running: tuple[Any, Any] = make.tensor(C), make.tensor(C, low=0.0)
+    running = (None, None) if training and make.integer(0, 3) == 0 else running
     affine = [make.tensor(C) if make.integer(0, 3) else None for _ in range(2)]
     return Case((x, *running, *affine, training, make.choice([0.1, 0.5, 1.0]), make.choice([1e-5, 1e-3, 0.1]),
                  make.choice(_ACTS)))  # fmt: skip
@@ -246,12 +245,13 @@ def _of(*shape: int, training: bool = True, act: Activation = None, constant: bo
     def case(make: Make) -> Case:
         C = shape[1]
         x = make.tensor(*[1 if constant and i != 1 else size for i, size in enumerate(shape)]).expand(shape)
-        running = make.tensor(C), make.tensor(C, low=0.0)
-        return Case((x, *running, make.tensor(C), make.tensor(C), training, 0.1, 1e-5, act))
+        vectors = make.tensor(C), make.tensor(C, low=0.0), make.tensor(C), make.tensor(C)
+        return Case((x, *vectors, training, 0.1, 1e-5, act))
 
     return case
 
 
+CONSTANT = _of(6, 5, 3, 3, constant=True)
 STATISTICS = "norm_alone", "norm_join", "norm_planes", "norm_stats"
 SPECS = [
     OpSpec(
@@ -270,7 +270,7 @@ SPECS = [
             "wide": _of(9, 130, 3),
             "running": _of(6, 33, 7, 5, training=False, act="silu"),
             "running, plain": _of(6, 2, 3, 3, training=False),
-            "constant": _of(6, 5, 3, 3, constant=True),
+            "constant": CONSTANT,
             "without weights": tensors((5, 7, 3, 3), *[None] * 4, extra=(True, 0.1, 1e-5, "tanh")),
         }),
         bad=(
@@ -292,7 +292,7 @@ SPECS = [
         inputs=_running_inputs,
         bound=_running_bound,
         families=STATISTICS,
-        examples=base.in_both_orders({"images": _of(6, 33, 7, 5), "constant": _of(6, 5, 3, 3, constant=True)}),
+        examples=base.in_both_orders({"images": _of(6, 33, 7, 5), "bands": _of(40, 5, 13, 11), "constant": CONSTANT}),
         bad=(refuses(ValueError, r"running_var has shape \[4\], expected \[3\]", (2, 3), (3,), (4,), training=True),),
         # An infinite value makes a channel's mean NaN, which is infinite in torch.
         specials=False,

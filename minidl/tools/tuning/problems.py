@@ -124,7 +124,7 @@ def _reduce(kind: Kind, axis: int) -> Iterator[Problem]:
 
 def _row_norms(kind: Kind) -> Iterator[Problem]:
     yield from _rows(kind, "layer_norm")
-    # Of channels-last images, whose rows lie side by side.
+    # Instance norms of channels-last images have rows that lie side by side.
     for size in () if kind.small else (16, 32, 64):
         inputs = tensors(inputs_of.images(128, 64, size), None, None, (64,), (64,))
         yield kind.operation(f"128x64x{size}x{size}", "instance_norm", (), inputs)
