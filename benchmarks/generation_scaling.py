@@ -5,7 +5,7 @@
 
 memory   from latents to pixels in host memory, until the last process has its part; the first call is not counted
 files    `minidl generate` into PNG files, as a whole command and as the command itself reports its time, which begins
-         after imports and the model; also with `--devices auto`
+         after imports and the model; also with `--devices auto`. Commands run in turn; the median is the result
 
 The network is the 64x64x3 DCGAN of `benchmarks.generation` in float32 (24 bits kept) and float16. `hash` is the
 SHA-256 of all pictures in order; `error_ok` says whether it equals that of one GPU. The peer of a number of GPUs is one
@@ -45,6 +45,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="1,2")
     parser.add_argument("--counts", default=",".join(map(str, COUNTS)))
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--only", default="memory,files", help="parts")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each command, in turn")
     parser.add_argument("--out", type=Path, default=Path("generation-scaling.json"))
     parser.add_argument("--show", type=Path, help="print the table of this file")
     parser.add_argument("--plot", type=Path, help="draw the table here, as .svg or .png")
@@ -65,30 +68,37 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Measure both parts; the file is written after each row."""
+    """Measure the selected parts; the file is written after each row, and keeps its other rows."""
     end = time.monotonic() + 60 * options.minutes
-    options.out.unlink(missing_ok=True)
     numbers = [*map(int, options.devices.split(","))]
-    for devices in numbers:
+    for devices in numbers if "memory" in options.only else ():
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}",
-            "-m", "benchmarks.generation_scaling", "--child", "--out", str(options.out),
+            "-m", "benchmarks.generation_scaling", "--child", "--out", str(options.out), "--dtypes", options.dtypes,
             "--counts", ",".join(map(str, options.counts)), *(["--small"] if options.small else []),
         ]  # fmt: skip
         subprocess.run(command, check=False, timeout=max(30, end - time.monotonic()))
     with tempfile.TemporaryDirectory() as folder:
-        models = {dtype: save(options, Path(folder) / f"{dtype}.safetensors") for dtype in DTYPES}
-        for dtype in DTYPES:
-            generate(options, models[dtype], dtype, 10, "1", Path(folder))  # compiles
+        for dtype in options.dtypes.split(",") if "files" in options.only else ():
+            model = save(options, Path(folder) / f"{dtype}.safetensors")
+            generate(model, dtype, 10, "1", Path(folder))  # compiles
             for count in options.counts:
-                for devices in (*map(str, numbers), "auto"):
-                    if time.monotonic() > end:
-                        print(f"{count} {dtype} on {devices}: no time left")
-                        continue
-                    append(options.out, generate(options, models[dtype], dtype, count, devices, Path(folder)))
+                runs: dict[str, list[Row]] = {devices: [] for devices in (*map(str, numbers), "auto")}
+                for _ in range(options.rounds):
+                    for devices, rows in runs.items():
+                        if time.monotonic() < end:
+                            rows.append(generate(model, dtype, count, devices, Path(folder)))
+                for rows in filter(None, runs.values()):
+                    append(options.out, median_of(rows))
     results = json.loads(options.out.read_text())
     compare(results["rows"])
     options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def median_of(rows: list[Row]) -> Row:
+    """Return the row of the median time, with all times."""
+    middle = sorted(rows, key=lambda row: row["ours_ms"])[(len(rows) - 1) // 2]
+    return middle | {"runs_ms": [row["ours_ms"] for row in rows]}
 
 
 def network(small: bool) -> Any:
@@ -126,7 +136,7 @@ def in_memory(options: argparse.Namespace) -> None:
             if on_gpu:
                 torch.cuda.synchronize()
 
-    for dtype in DTYPES:
+    for dtype in options.dtypes.split(","):
         model = nn.fold_batch_norms(network(options.small)).to("cuda" if on_gpu else "cpu", getattr(torch, dtype))
         both = passes.Passes(model, CHANNELS, SIZE) if on_gpu else None
         for count in options.counts:
@@ -154,7 +164,7 @@ def in_memory(options: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def generate(options: argparse.Namespace, model: Path, dtype: str, count: int, devices: str, folder: Path) -> Row:
+def generate(model: Path, dtype: str, count: int, devices: str, folder: Path) -> Row:
     """Run `minidl generate` into PNG files and return its row."""
     out = folder / "pictures"
     command = [
@@ -192,6 +202,8 @@ def append(path: Path, row: Row) -> None:
         start["command"] = "python -m benchmarks.generation_scaling"
         start["processors"] = str(os.cpu_count())
         results = {**start, "rows": []}
+    key = {name: row[name] for name in ("what", "count", "dtype", "devices")}
+    results["rows"] = [old for old in results["rows"] if not key.items() <= old.items()]
     results["rows"].append(row)
     path.write_text(json.dumps(results, indent=1) + "\n")
     print(row, flush=True)
@@ -222,7 +234,10 @@ def show(rows: list[Row]) -> None:
     titles = ["pictures", "to", "type", *(f"{n} GPU{'s' * (n > 1)}" for n in numbers), "auto", "of the best"]
     table = Table(*titles, "course report, 2, 4, 8 GPUs")
     last: dict[tuple[str, str], int | None] = {}
-    for what, dtype, count in dict.fromkeys((row["what"], row["dtype"], row["count"]) for row in rows):
+    kinds = sorted(
+        {(row["what"] == "files", row["what"], row["dtype"] == "float16", row["dtype"], row["count"]) for row in rows}
+    )
+    for _, what, _, dtype, count in kinds:
         here = {r["devices"]: r for r in rows if (r["what"], r["dtype"], r["count"]) == (what, dtype, count)}
         cells = [seconds(here[n]) if n in here else "" for n in numbers]
         auto = here.get("auto")

@@ -24,7 +24,7 @@ from minidl.runtime import launch
 from minidl.tensors import default_device
 from minidl.testing.memory import GuardedAllocations
 
-FORMS = ("cube", "stack", None)
+FORMS = ("cube", "unfold", "stack", None)
 
 
 def whole(*shape, seed=0, dtype=torch.float32):

@@ -30,6 +30,8 @@ DIRECTIONS = (TRANSPOSED,)
 FAMILIES = (*pixel_choice.FAMILIES, "conv_reorder")
 # Maximum number of phases, which the kernel enumerates.
 MOST = 16
+# Rows in float32 that are not aligned to 16 bytes take SCATTERED times as long (H200: 1.5, 1.5, 1.8 and 3.1; once 0.5).
+SCATTERED = 1.5
 
 
 class BackSizes(NamedTuple):
@@ -99,6 +101,8 @@ def estimate(problem: Problem) -> float:
         time += costs.microseconds(problem, work._replace(tiles=empty, steps=0.0))
     # 3x3 stride 2, 512->512 at 7x7, 2 images: one round, as long as its tiles of four taps, 14 us.
     time = max(time, costs.microseconds(problem, pixel_choice.work_of(problem, at, phase.taps)))
+    if problem.splits and problem.C * problem.dtype.itemsize % 16:
+        time *= SCATTERED
     return costs.launch_time(problem, time + (0.0 if problem.in_place else costs.constants(problem).steps.reorder))
 
 

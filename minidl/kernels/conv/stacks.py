@@ -109,22 +109,22 @@ def _images_time(images: Problem, phase: Phase, D: int, h: int, w: int) -> float
     return STACKED * (time + costs.copy_time(images, copied))
 
 
-def run(problem: VolumeProblem, t: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:
+def run(problem: VolumeProblem, _: None, t: Tensors) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return (y, z) as volumes; for GRAD_WEIGHT (dw [groups * M, Q, R, S, C], None), from x and dy."""
     of_slices, phase, flat = problem.problem, problem.d.forward(), problem.volume.flat
     at = problem.volume.columns if flat else of_slices.geometry
     epilogue = {"scale": t.scale, "preactivation": of_slices.preactivation}
     if problem.back and not flat:
         return _run_back(problem, t, epilogue)
-    x = _pictures(t.x.flatten(2, 3) if flat else stack_slices(t.x, phase, at.groups))
+    x = pictures(t.x.flatten(2, 3) if flat else stack_slices(t.x, phase, at.groups))
     if of_slices.direction == GRAD_WEIGHT:
-        dw = conv.grad_weight(x, _pictures(t.w.flatten(2, 3) if flat else t.w.flatten(0, 1)), at)
+        dw = conv.grad_weight(x, pictures(t.w.flatten(2, 3) if flat else t.w.flatten(0, 1)), at)
         # From [groups * M, C, Q, 1] or [groups * M, Q * C, R, S].
         dw = dw.unsqueeze(-1) if flat else dw.unflatten(1, (problem.d.kernel, -1)).transpose(1, 2)
         return dw.permute(0, 2, 3, 4, 1).contiguous(), None
-    w = t.w.squeeze(-1) if flat else _pictures(t.w.permute(0, 3, 4, 2, 1).flatten(3))
+    w = t.w.squeeze(-1) if flat else pictures(t.w.permute(0, 3, 4, 2, 1).flatten(3))
     y, z = (conv.transposed if problem.back else conv.forward)(x, w, at, t.bias, of_slices.act, **epilogue)
-    return _volumes(y, problem.shape), None if z is None else _volumes(z, problem.shape)
+    return volumes(y, problem.shape), None if z is None else volumes(z, problem.shape)
 
 
 def _run_back(problem: VolumeProblem, t: Tensors, epilogue: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -138,23 +138,23 @@ def _run_back(problem: VolumeProblem, t: Tensors, epilogue: dict[str, Any]) -> t
         # [groups, taps, M, R, S, C], which backward kernels read in place.
         taps = taps.unflatten(0, (of_slices.groups, -1)).permute(0, 3, 1, 4, 5, 2).flatten(0, 2)
         part, part_z = conv.transposed(
-            _pictures(images), _pictures(taps), of_slices.geometry, t.bias, of_slices.act, **epilogue
+            pictures(images), pictures(taps), of_slices.geometry, t.bias, of_slices.act, **epilogue
         )  # fmt: skip
         shape = y.shape[0], phase.count, *y.shape[2:]
         if shape == y.shape:
-            return _volumes(part, shape), None if part_z is None else _volumes(part_z, shape)
-        for volumes, images in ((y, part), (z, part_z)):
-            if volumes is not None and images is not None:
-                volumes[:, phase.out_start :: phase.out_step].copy_(_volumes(images, shape))
+            return volumes(part, shape), None if part_z is None else volumes(part_z, shape)
+        for to, images in ((y, part), (z, part_z)):
+            if to is not None and images is not None:
+                to[:, phase.out_start :: phase.out_step].copy_(volumes(images, shape))
     return y, z
 
 
-def _pictures(x: torch.Tensor) -> torch.Tensor:
+def pictures(x: torch.Tensor) -> torch.Tensor:
     """Return [N, H, W, C] in torch's shape."""
     return x.permute(0, 3, 1, 2)
 
 
-def _volumes(y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def volumes(y: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Return images in torch's shape as volumes of `shape`, [N, D, H, W, C]."""
     return y.permute(0, 2, 3, 1).reshape(shape)
 
@@ -183,8 +183,8 @@ def _stacking(
     columns = min(tile["BLOCK_N"], 1 << max(0, C - 1).bit_length())
     block = tile["BLOCK_M"] * tile["BLOCK_N"] // columns
     grid = launch.cdiv(rows, block) * launch.cdiv(C, columns)
-    volumes = shape[0] // max(phase.count, 1)
-    largest = max(math.prod(shape), volumes * (D + abs(phase.in_start)) * shape[1] * shape[2] * groups * C)
+    count = shape[0] // max(phase.count, 1)
+    largest = max(math.prod(shape), count * (D + abs(phase.in_start)) * shape[1] * shape[2] * groups * C)
     sizes = Sizes(rows, D, shape[1] * shape[2], phase.count, phase.in_start, phase.in_step, phase.in_tap)
     meta = {
         "C": C, "J": J, "GROUPS": groups, "WIDE": largest >= INT32_LIMIT, "BLOCK_M": block, "BLOCK_N": columns,

@@ -7,8 +7,11 @@ Shapes are torch's; memory is channels-last ([N, D, H, W, C]), as in `conv`. `pl
 
     "columns"     a kernel of Q x 1 x 1: images [D, H * W] (`stacks`)
     "depthwise"   groups of one or a few channels: a loop over slices (`slices`)
-    "cube"        boxes of voxels (`cubes`, `cubes_grad_weight`), if supported and estimated to be faster than
+    "cube"        boxes of voxels (`cubes`, `cubes_grad_weight`)
+    "unfold"      few input channels: images of the taps along depth and width (`volume_unfold`)
     "stack"       images of the slices that an output reads, or "slices" for a kernel of 1 x R x S (`stacks`)
+
+The last three, where supported, are chosen by estimate.
 
 All taps of an output are a single sum in the accumulator's dtype with every form. A strided 1 x 1 x 1 kernel is a cube,
 or "columns" of a copy of the voxels that it reads.
@@ -22,7 +25,7 @@ import torch
 
 from minidl.kernels import conv
 from minidl.kernels.activation import Activation
-from minidl.kernels.conv import cubes, cubes_grad_weight, slices, stacks
+from minidl.kernels.conv import cubes, cubes_grad_weight, slices, stacks, volume_unfold
 from minidl.kernels.conv.geometry import Volume
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, TRANSPOSED, Problem, Tensors
 from minidl.kernels.conv.voxels import VolumeProblem
@@ -42,7 +45,7 @@ def forward(
     preactivation: bool = False,
     form: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return (y, z) as `conv.forward` does, with the same exceptions. form: "cube", if supported, or "stack"."""
+    """Return (y, z) as `conv.forward` does, with the same exceptions. form: "cube", "unfold" or "stack", if able."""
     conv.check_arguments("conv3d", x, w, bias, scale)
     epilogue = {"bias": bias is not None, "scale": scale is not None, "act": act, "preactivation": preactivation}
     problem = problem_of(FORWARD, x, w, volume, form, **epilogue)
@@ -118,8 +121,10 @@ class Plan(NamedTuple):
         """Return (y, z), channels-last, for channels-last x; for GRAD_WEIGHT w is dy and the result (dw, None)."""
         problem = self.problem.problem
         bias, scale = (None if vector is None else vector.contiguous() for vector in (bias, scale))
-        if self.form is stacks:
-            return stacks.run(self.problem, Tensors(x, w, None, bias, scale))
+        if self.form in (stacks, volume_unfold):
+            run: tuple[torch.Tensor, torch.Tensor | None]
+            run = self.form.run(self.problem, self.prepared, Tensors(x, w, None, bias, scale))
+            return run
         if problem.direction == GRAD_WEIGHT:
             return self.form.run(self.problem, self.prepared, Tensors(x, w)), None
         y = torch.empty(self.problem.shape, dtype=x.dtype, device=x.device)
@@ -141,11 +146,14 @@ def candidates(problem: VolumeProblem) -> tuple[Any, ...]:
         return (stacks,)
     if problem.form is None and slices.able(problem):
         return slices, stacks
-    cube = cubes_grad_weight if problem.problem.direction == GRAD_WEIGHT else cubes
-    if problem.form == "stack" or not cube.able(problem):
+    if problem.form == "stack":
         return (stacks,)
-    first = problem.form == "cube" or problem.volume.dense is not None
-    return (cube, stacks) if first or cube.estimate(problem) <= stacks.estimate(problem) else (stacks, cube)
+    cube = cubes_grad_weight if problem.problem.direction == GRAD_WEIGHT else cubes
+    able = [*(form for form in (cube, volume_unfold) if form.able(problem)), stacks]
+    first = "cube" if problem.volume.dense is not None else problem.form
+    if len(able) > 1:
+        able.sort(key=lambda form: (getattr(form, "NAME", "stack") != first, form.estimate(problem)))
+    return tuple(able)
 
 
 def forms(problem: VolumeProblem) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def volumes(dtype: torch.dtype) -> Calls:
         x, bias = torch.zeros(N, size, size, size, C, dtype=dtype).movedim(-1, 1), torch.zeros(M, dtype=dtype)
         w = torch.zeros(M, kernel, kernel, kernel, C // groups, dtype=dtype).movedim(-1, 1)
         dy = torch.zeros(N, *(axis.output,) * 3, M, dtype=dtype).movedim(-1, 1)
-        for form in ("cube", "stack", None):
+        for form in ("cube", "unfold", "stack", None):
             name = f"{form or 'chosen'}, {C} to {M} at {size}, stride {stride}, {groups} groups"
             call = partial(volume.forward, x, w, at, bias, "gelu_tanh", preactivation=True, scale=bias, form=form)
             yield name, call
