@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -167,9 +168,10 @@ def in_memory(options: argparse.Namespace) -> None:
 def generate(model: Path, dtype: str, count: int, devices: str, folder: Path) -> Row:
     """Run `minidl generate` into PNG files and return its row."""
     out = folder / "pictures"
+    shutil.rmtree(out, ignore_errors=True)
     command = [
         sys.executable, "-m", "minidl", "generate", "--model", str(model), "--count", str(count), "--precision", dtype,
-        "--devices", devices, "--overwrite", "--out", str(out),
+        "--devices", devices, "--out", str(out),
     ]  # fmt: skip
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)

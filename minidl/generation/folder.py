@@ -29,15 +29,15 @@ _SHARED = re.compile(r"plan\.json|made-[0-9]+\.txt|grid\.rows")  # of `sharing`
 _NAME = re.compile(r"((seed|step|latent)-[0-9]+|grid)\.(png|jpg|webp|bmp)|images\.(npy|zip)")
 
 
-def check(folder: Path, overwrite: bool) -> set[str]:
-    """Return the files that an earlier command made in a folder. Raises ConfigError, before the work, if pictures must
+def check(folder: Path, overwrite: bool) -> bool:
+    """Return whether a folder has pictures of an earlier command. Raises ConfigError, before the work, if pictures must
     not be written to it."""
     check_length(folder)
     try:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"--out {folder} is a file: give the name of a folder")
         if not folder.exists() or _pending(folder) is not None or all(map(_is_leftover, folder.iterdir())):
-            return set()
+            return False
     except OSError as error:
         raise ConfigError(cannot_write(folder, error)) from None
     if not overwrite:
@@ -47,7 +47,7 @@ def check(folder: Path, overwrite: bool) -> set[str]:
         )
     if _manifest(folder) is None:
         raise ConfigError(f"--overwrite replaces only what `minidl generate` made; {folder} has no intact {MANIFEST}")
-    return _written(folder)
+    return True
 
 
 def staged_in(folder: Path) -> Path:
@@ -81,7 +81,7 @@ def replaced(folder: Path, overwrite: bool, manifest: dict[str, Any], resumed: b
     command made, and OSError.
     """
     with write_files.folder_for(folder), folder_lock.lock(folder), write_files.pin_folder(folder):
-        _check_free(folder, _listed(manifest), check(folder, overwrite))
+        _check_free(folder, _listed(manifest), _written(folder) if check(folder, overwrite) else ())
         staged = folder / _STAGED
         if staged.is_symlink() or not _is_leftover(staged):
             raise ConfigError(
