@@ -93,6 +93,8 @@ def _load(translator: Translator, operation: Operation) -> list[Value]:
     element = pointer.element[4:-1]
     if not operation.types.strip().startswith("tensor<"):
         return [translator.scalar(element, lambda nest, at: nest.load(pointer, mask, other, at))]
+    if operation.results[0] in translator.deferred:
+        return [Value("load", element, pointer.shape, data=(pointer, mask, other))]
     target = translator.memory(element, pointer.shape)
     translator.nest(
         pointer.shape, lambda nest, at: nest.assign(target, at, nest.load(pointer, mask, other, at)), [pointer]
@@ -103,7 +105,8 @@ def _load(translator: Translator, operation: Operation) -> list[Value]:
 def _store(translator: Translator, operation: Operation) -> list[Value]:
     pointer, value, *rest = (translator.values[each] for each in operation.operands)
     mask = rest[0] if rest else None
-    translator.nest(pointer.shape, lambda nest, at: nest.store(pointer, nest.value(value, at), mask, at), [pointer])
+    pointers = [pointer, *value.pointers()]
+    translator.nest(pointer.shape, lambda nest, at: nest.store(pointer, nest.value(value, at), mask, at), pointers)
     return []
 
 

@@ -143,6 +143,9 @@ class Nest:
                 return second if indices[-1].constant else first
             text = chosen(str(indices[-1]), second[0], first[0], value.element)
             return self._variable(text, value.element, level), level
+        if value.kind == "load":
+            pointer, mask, other = value.data
+            return self.load(pointer, mask, other, indices), len(self.order)
         parts = [self._value(each, indices) for each in value.args]
         level = max((each[1] for each in parts), default=0)
         return self._variable(value.data(*(each[0] for each in parts)), value.element, level), level
@@ -159,7 +162,7 @@ class Nest:
         kind = pointer.element[4:-1]
         if self.beyond:
             return self.value(other, indices) if other else "0"
-        address = self.address(pointer, indices, kind, "const ")
+        address = self.address(pointer, indices, kind)
         text = f"{address} != 0" if kind == "i1" else f"load_{kind}({address})" if kind in MEMORY else address
         condition = self.condition(mask, indices)
         if condition:
@@ -176,9 +179,9 @@ class Nest:
         guard = f"if ({condition}) " if condition else ""
         self.write(f"{guard}{self.address(pointer, indices, kind)} = {text};")
 
-    def address(self, pointer: Value, indices: Indices, kind: str, qualifier: str = "") -> str:
+    def address(self, pointer: Value, indices: Indices, kind: str) -> str:
         """Return C for the element at a pointer."""
-        memory = f"{qualifier}{MEMORY.get(kind) or c_type(kind)} *"
+        memory = f"{MEMORY.get(kind) or c_type(kind)} *"
         factor = self.factor(pointer, indices, self.inner) if self.inner else 0
         if factor is None:
             return f"*({memory})({self.value(pointer, indices)})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,20 +28,42 @@ _BACKEND = type(make_backend(TARGET))
 
 
 class Compiled(NamedTuple):
-    """A compiled kernel: its library, the bytes of a program's blocks, and how its arguments are passed."""
+    """A compiled kernel: its library, its name and line, the bytes of its blocks, and how arguments are passed."""
 
     library: ctypes.CDLL
+    name: bytes
     address: int
     scratch: int
     kinds: tuple[str, ...]
 
-    def launch(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
-        """Run all programs; args may have addresses in place of tensors. Raises MemoryError."""
-        slots = [_SLOTS[kind](value) for kind, value in zip(self.kinds, _flat(args), strict=False) if kind]
-        values = (ctypes.c_int64 * len(slots))(*slots)
+    def bind(self, grid: tuple[int, ...], args: tuple[Any, ...], moving: tuple[int, ...] = ()) -> Launch:
+        """Return a launch with these arguments, those at positions `moving` to be given as addresses."""
+        kinds, places = iter(self.kinds), []
+        slots: list[int] = []
+        for i, arg in enumerate(args):
+            places.append(len(slots))
+            values = (0,) if i in moving else _flat((arg,))
+            slots += [_SLOTS[kind](value) for value in values if (kind := next(kinds, ""))]
         sizes = (ctypes.c_int64 * 3)(*(*grid, 1, 1)[:3])
-        if _threads().launch(self.address, values, sizes, self.scratch, torch.get_num_threads()):
-            raise MemoryError(f"no memory for {self.scratch} bytes of blocks on each thread")
+        return Launch(self, (ctypes.c_int64 * len(slots))(*slots), sizes, tuple(places[i] for i in moving))
+
+
+class Launch(NamedTuple):
+    """A launch of a compiled kernel: values of its arguments, the grid, and the positions of addresses."""
+
+    compiled: Compiled
+    values: Any
+    grid: Any
+    moving: tuple[int, ...]
+
+    def run(self, addresses: Iterable[int] = ()) -> None:
+        """Run all programs with these addresses. Raises MemoryError."""
+        values = type(self.values).from_buffer_copy(self.values)  # other threads may run the launch, too
+        for position, address in zip(self.moving, addresses, strict=True):
+            values[position] = address
+        _, name, address, scratch, _ = self.compiled
+        if _threads().launch(address, name, values, self.grid, scratch, torch.get_num_threads()):
+            raise MemoryError(f"no memory for {scratch} bytes of blocks on each thread")
 
 
 _compiled: dict[tuple[Any, ...], Compiled] = {}
@@ -82,7 +104,8 @@ def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> 
         library = build.store(name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",))
     address = ctypes.cast(library.run, ctypes.c_void_p).value or 0
     scratch = ctypes.c_int64.in_dll(library, "scratch_bytes").value
-    compiled = Compiled(library, address, scratch, tuple(_kinds(signature.values())))
+    where = f"{kernel.__name__} ({kernel.fn.__code__.co_filename}:{kernel.fn.__code__.co_firstlineno})".encode()
+    compiled = Compiled(library, where, address, scratch, tuple(_kinds(signature.values())))
     _compiled[_key(kernel, args, meta)] = compiled
     return compiled
 
@@ -134,5 +157,5 @@ _SLOTS: dict[str, Callable[[Any], int]] = {
 def _threads() -> ctypes.CDLL:
     library = build.library("threads", (Path(__file__).parent / "threads.c").read_text())
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.launch.argtypes = [pointer, pointer, pointer, integer, ctypes.c_int]
+    library.launch.argtypes = [pointer, ctypes.c_char_p, pointer, pointer, integer, ctypes.c_int]
     return library

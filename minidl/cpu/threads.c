@@ -1,9 +1,12 @@
 // Run the programs of a grid on threads. A program takes the next number when it is free; nothing depends on the order.
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #define LEAST 20000  // nanoseconds of work that are worth waking a thread, estimated by the first program
 
@@ -13,6 +16,7 @@ static struct {
   pthread_mutex_t launch, lock;
   pthread_cond_t start, done;
   Kernel kernel;
+  const char *name;
   const int64_t *args, *grid;
   int64_t programs, chunk;
   size_t scratch;
@@ -21,6 +25,17 @@ static struct {
   uint64_t turn;
   int workers, wanted, busy;
 } pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER};
+
+static __thread const char *running;  // the kernel of this thread, for `crashed`
+static struct sigaction former[NSIG];
+
+static void crashed(int number) {
+  char text[400];
+  const char *form = "minidl: %s read or wrote outside of its tensors (signal %d); MINIDL_CPU=interpreted and "
+                     "`minidl sanitize` name the line\n";
+  if (running && write(2, text, snprintf(text, sizeof text, form, running, number)) < 0) running = 0;
+  sigaction(number, &former[number], 0);  // the instruction runs again
+}
 
 static char *memory(size_t size) {
   static __thread char *block;
@@ -34,10 +49,12 @@ static char *memory(size_t size) {
   return block;
 }
 
-static int work(Kernel kernel, const int64_t *args, const int64_t *grid, size_t scratch, int64_t begin, int64_t end) {
+static int work(Kernel kernel, const char *name, const int64_t *args, const int64_t *grid, size_t scratch, int64_t begin, int64_t end) {
   char *block = memory(scratch + 64);
   if (!block) return 1;
+  running = name;
   kernel(args, block, grid, begin, end);
+  running = 0;
   return 0;
 }
 
@@ -45,7 +62,7 @@ static void share(void) {
   for (;;) {
     int64_t begin = atomic_fetch_add(&pool.next, pool.chunk), end = begin + pool.chunk;
     if (begin >= pool.programs) return;
-    if (work(pool.kernel, pool.args, pool.grid, pool.scratch, begin, end < pool.programs ? end : pool.programs))
+    if (work(pool.kernel, pool.name, pool.args, pool.grid, pool.scratch, begin, end < pool.programs ? end : pool.programs))
       atomic_store(&pool.failed, 1);
   }
 }
@@ -76,16 +93,17 @@ static void after_fork(void) {
 }
 
 // Returns 1 if there is no memory for the blocks of a program.
-int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
+int launch(
+    Kernel kernel, const char *name, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
   int64_t programs = grid[0] * grid[1] * grid[2];
   struct timespec start, end;
   clock_gettime(CLOCK_MONOTONIC, &start);
-  if (work(kernel, args, grid, scratch, 0, 1)) return 1;
+  if (work(kernel, name, args, grid, scratch, 0, 1)) return 1;
   clock_gettime(CLOCK_MONOTONIC, &end);
   int64_t rest = (programs - 1) * ((end.tv_sec - start.tv_sec) * 1000000000 + end.tv_nsec - start.tv_nsec);
   if (threads >= programs) threads = programs - 1;
   if (threads <= 1 || rest < LEAST || pthread_mutex_trylock(&pool.launch))
-    return work(kernel, args, grid, scratch, 1, programs);
+    return work(kernel, name, args, grid, scratch, 1, programs);
   pthread_mutex_lock(&pool.lock);
   while (pool.workers < threads - 1) {
     pthread_t thread;
@@ -95,6 +113,7 @@ int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scra
   }
   pool.wanted = pool.workers < threads - 1 ? pool.workers : threads - 1;
   pool.kernel = kernel;
+  pool.name = name;
   pool.args = args;
   pool.grid = grid;
   pool.programs = programs;
@@ -115,4 +134,9 @@ int launch(Kernel kernel, const int64_t *args, const int64_t *grid, int64_t scra
   return failed;
 }
 
-__attribute__((constructor)) static void prepare(void) { pthread_atfork(0, 0, after_fork); }
+__attribute__((constructor)) static void prepare(void) {
+  struct sigaction action = {.sa_handler = crashed, .sa_flags = SA_NODEFER};
+  int numbers[] = {SIGSEGV, SIGBUS, SIGFPE};
+  pthread_atfork(0, 0, after_fork);
+  for (int i = 0; i < 3; i++) sigaction(numbers[i], &action, &former[numbers[i]]);
+}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from minidl.cpu import operations
 from minidl.cpu.code import Code
+from minidl.cpu.deferral import deferrable
 from minidl.cpu.loops import Nest
 from minidl.cpu.ttir import Function, Operation, Type
 from minidl.cpu.values import Indices, Value, buffer, c_type, contiguous, name, size_of
@@ -34,14 +35,15 @@ class Translator:
         self.products: set[str] = set()
         self.scope = object()
         self.owners: dict[Value, object] = {}
-        self._count(function.body)
-
-    def _count(self, body: Sequence[Operation]) -> None:
-        for operation in body:
-            for operand in operation.operands:
-                self.uses[operand] = self.uses.get(operand, 0) + 1
-            for region in operation.regions:
-                self._count(region.operations)
+        self.deferred: set[str] = set()  # loads that are part of the loop that uses their elements
+        bodies = [function.body]
+        for body in bodies:
+            for operation in body:
+                for operand in operation.operands:
+                    self.uses[operand] = self.uses.get(operand, 0) + 1
+                bodies += [region.operations for region in operation.regions]
+        for body in bodies:
+            self.deferred |= deferrable(body, self.uses)
 
     # Blocks and numbers
 
@@ -74,7 +76,7 @@ class Translator:
 
     def copy(self, value: Value, target: Value) -> None:
         """Write a block to a buffer of its shape."""
-        self.nest(value.shape, lambda nest, at: nest.assign(target, at, nest.value(value, at)))
+        self.nest(value.shape, lambda nest, at: nest.assign(target, at, nest.value(value, at)), value.pointers())
 
     def force(self, value: Value) -> Value:
         """Return a block in memory, with any strides."""

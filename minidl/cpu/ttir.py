@@ -27,11 +27,6 @@ class Type:
     shape: tuple[int, ...] = ()
     is_tensor: bool = False
 
-    @property
-    def pointee(self) -> str:
-        """The element type behind a pointer."""
-        return self.element[4:-1]
-
     @staticmethod
     def parse(text: str) -> Type:
         """Return the type that a text names, such as "tensor<64x32x!tt.ptr<f16>>"."""

@@ -4,6 +4,7 @@
 - compute: an operation on elements with the same indices
 - view: another value at other indices, for example a broadcast or transposed one
 - buffer: memory that a load, a product, a reduction or a loop has filled
+- load: elements in a tensor's memory, loaded by the loop that uses them (`deferral`)
 - name: a number in a variable of C
 - constant: one number for all elements
 - join: two values, chosen by the last index
@@ -84,6 +85,12 @@ class Value:
     def viewed(self, shape: tuple[int, ...], at: Callable[[Indices], Indices]) -> Value:
         """Return a view: `at` turns its indices into indices of this value."""
         return Value("view", self.element, shape, (self,), at)
+
+    def pointers(self) -> list[Value]:
+        """Return the pointers of the loads in this expression."""
+        if self.kind == "load":
+            return [self.data[0]]
+        return [pointer for each in self.args for pointer in each.pointers()] if self.kind == "compute" else []
 
 
 def name(text: str, element: str) -> Value:

@@ -87,7 +87,7 @@ def _run_on_cpu(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta:
         with locks.TRITON:
             cache_keys.compute_key(kernel)
             compiled = cpu.compile_launch(kernel, args, meta)
-    compiled.launch(grid, args)
+    compiled.bind(grid, args).run()
 
 
 def _run_by_triton(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict[str, Any]) -> None:

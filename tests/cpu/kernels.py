@@ -20,7 +20,7 @@ def launch(text, grid, *args):
     library = build.library(text, source)
     address = ctypes.cast(library.run, ctypes.c_void_p).value
     kinds = tuple("pointer" if isinstance(value, torch.Tensor) else "integer" for value in args)
-    run.Compiled(library, address, scratch, kinds).launch(grid, args)
+    run.Compiled(library, b"k", address, scratch, kinds).bind(grid, args).run()
 
 
 ADD = function(

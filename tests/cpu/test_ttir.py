@@ -34,7 +34,7 @@ def test_regions_arguments_types_and_lines():
     function = ttir.parse(NESTED)
     assert function.name == "k"
     assert function.parameters == [("%x", ttir.Type("ptr<f16>")), ("%n", ttir.Type("i32"))]
-    assert function.parameters[0][1].pointee == "f16"
+    assert function.parameters[0][1].element[4:-1] == "f16"
     *_, loop, _ = function.body
     assert loop.results == ["%a#0", "%a#1"]
     assert loop.result_types == [ttir.Type("f32", (4, 8), True), ttir.Type("i32")]

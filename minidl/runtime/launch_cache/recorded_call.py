@@ -47,7 +47,7 @@ class RecordedLaunch(NamedTuple):
     descriptors: tuple[tuple[int, Location], ...]
     compiled: fast_launch.CompiledLaunch | None
     unpacked: fast_launch.UnpackedLaunch | None
-    on_cpu: Any = None  # the kernel compiled for the CPU
+    on_cpu: Any = None  # the launch of the kernel compiled for the CPU
 
     def relocated(self, relocate: Callable[[Location], Location]) -> RecordedLaunch:
         """Return the launch with other locations."""
@@ -84,7 +84,7 @@ class RecordedCall(NamedTuple):
             if recorded.compiled is not None:
                 _launch(recorded, stream, addresses)
             elif recorded.on_cpu is not None:
-                _launch_on_cpu(recorded, addresses)
+                recorded.on_cpu.run([addresses[at.base] + at.offset for _, at in recorded.tensors])
             else:
                 _run(recorded, tensors)
         return _result(self.result, tensors)
@@ -100,13 +100,6 @@ def _run(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
     for i, location in recorded.descriptors:
         args[i] = of_base(recorded.args[i], location.of(tensors))
     launch.run(recorded.kernel, recorded.grid, *args, **recorded.meta)
-
-
-def _launch_on_cpu(recorded: RecordedLaunch, addresses: list[int]) -> None:
-    args = list(recorded.args)
-    for i, location in recorded.tensors:
-        args[i] = addresses[location.base] + location.offset
-    recorded.on_cpu.launch(recorded.grid, args)
 
 
 def _launch(recorded: RecordedLaunch, stream: int, addresses: list[int]) -> None:

@@ -137,9 +137,10 @@ def _recorded_launch(
     if launch.COMPILED_CPU:
         from minidl.cpu import run as cpu
 
-        on_cpu = cpu.lookup(kernel, args, meta)
-        if on_cpu is None or descriptors:
+        compiled_cpu = cpu.lookup(kernel, args, meta)
+        if compiled_cpu is None or descriptors:
             raise _UnsupportedError
+        on_cpu = compiled_cpu.bind(grid, args, tuple(i for i, _ in tensors))
     unpacked = None if compiled is None else fast_launch.unpack(compiled, args)
     if unpacked is not None:
         for i, _ in (*tensors, *descriptors):
