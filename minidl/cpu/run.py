@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,22 +94,50 @@ def compile_launch(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> 
     Raises NotImplementedError for an operation that is not supported, CompilerError if there is no compiler or it
     fails.
     """
+    return _library(kernel, args, meta)()
+
+
+def compile_ahead(launches: Iterable[tuple[Any, ...]], progress: Callable[[int, int], None]) -> int:
+    """Compile the kernels of launches (kernel, grid, arguments, options) with a C compiler on each processor; return
+    their number. Raises the exceptions of `compile_launch`."""
+    missing = {_key(kernel, args, meta): (kernel, args, meta) for kernel, _, args, meta in launches}
+    jobs = [job for key, job in missing.items() if key not in _compiled]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        for done, finish in enumerate([_library(*job, threads) for job in jobs], 1):
+            finish()
+            progress(done, len(jobs))
+    return len(jobs)
+
+
+def _library(
+    kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], threads: Executor | None = None
+) -> Callable[[], Compiled]:
+    """Start to compile a kernel, on one of `threads`; return a function that waits for it."""
     backend, bind = make_backend(TARGET), _binder(kernel)
     bound, specialization, extra = bind(*args, **meta)
     options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
     source = ASTSource(kernel, signature, constants, attributes)
     name = f"{kernel.__name__} {source.hash()} {options.hash()}"
-    library = build.lookup(name)
+    library, future = build.lookup(name), None
     if library is None:
         text, scratch = translate(ttir(source, options))
         text += f"const int64_t scratch_bytes = {scratch};\n"
-        library = build.store(name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",))
-    address = ctypes.cast(library.run, ctypes.c_void_p).value or 0
-    scratch = ctypes.c_int64.in_dll(library, "scratch_bytes").value
-    where = f"{kernel.__name__} ({kernel.fn.__code__.co_filename}:{kernel.fn.__code__.co_firstlineno})".encode()
-    compiled = Compiled(library, where, address, scratch, tuple(_kinds(signature.values())))
-    _compiled[_key(kernel, args, meta)] = compiled
-    return compiled
+        job = name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",)
+        if threads is None:
+            library = build.store(*job)
+        else:
+            future = threads.submit(build.store, *job)
+
+    def finish() -> Compiled:
+        built = library or future.result()  # type: ignore[union-attr]
+        address = ctypes.cast(built.run, ctypes.c_void_p).value or 0
+        scratch = ctypes.c_int64.in_dll(built, "scratch_bytes").value
+        where = f"{kernel.__name__} ({kernel.fn.__code__.co_filename}:{kernel.fn.__code__.co_firstlineno})".encode()
+        compiled = Compiled(built, where, address, scratch, tuple(_kinds(signature.values())))
+        _compiled[_key(kernel, args, meta)] = compiled
+        return compiled
+
+    return finish
 
 
 @functools.cache
