@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from minidl.autograd.deferred import fusion as fusion
     from minidl.compilation.capture import capture as capture
     from minidl.compilation.rehearsal import compile_ahead as compile_ahead
+    from minidl.nn.onnx import export_onnx as export_onnx
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
     from minidl.ops.creation import *
@@ -90,6 +91,7 @@ _MODULES = {
             "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like",
             "randint", "randn_like", "randperm", "tensor", "zeros_like",
         ),
+        "nn.onnx": ("export_onnx",),
         "nn.saved": ("load", "save"),
         "ops.random": ("rand", "randn"),
         "random": ("manual_seed",),
