@@ -173,10 +173,10 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
         settings = {key: bound.arguments.pop(key, None) for key in more}
         settings = {key: value for key, value in settings.items() if value is not None and key not in _IGNORED}
         args, options = bound.args, bound.kwargs
-    y = theirs(*args, **options)
+    y: Any = theirs(*args, **options)
     act, slope = activation.parse(settings.pop("act", None))
     if act is not None:
-        y = _ACTIVATIONS.get(act, lambda x, _: getattr(F, act)(x))(y, slope)
+        y = _ACTIVATIONS[act](y, slope) if act in _ACTIVATIONS else getattr(F, act)(y)
     if pool := settings.pop("pool", None):
         y = _POOLS[pool](y, 2)
     if settings:
