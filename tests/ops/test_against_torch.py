@@ -66,6 +66,11 @@ CASES = {
     "chunk": lambda m, x: x.chunk(4, 2),
     "chunk of nothing": lambda m, x: x[:0].chunk(2),
     "sort": lambda m, x: m.sort(x, 1)[0],
+    "msort": lambda m, x: (m.msort(x), x.msort(), m.msort(x.sum())),
+    "kthvalue": lambda m, x: (
+        *m.kthvalue(x, 2), *x.kthvalue(1, 0, True), *m.kthvalue(x, x.shape[1], dim=1), *m.kthvalue(x.sum(), 1),
+        *m.kthvalue(x.transpose(0, 1), 2, 0, keepdim=True),
+    ),
     "argsort": lambda m, x: m.argsort(x, 0, descending=True),
     "any": lambda m, x: m.any(x > 1, 1),
     "all": lambda m, x: m.all(x),
@@ -265,6 +270,7 @@ def test_order(dtype, dim, descending):
         (lambda x: x.sum(1.0), "sum: dim is 1.0"),
         (lambda x: x.argmax("a"), "argmax: dim is 'a'"),
         (lambda x: x.topk(2.0), "topk: k is 2.0"),
+        (lambda x: x.kthvalue(2.0), "kthvalue: k is 2.0"),
         (lambda x: x.split(1.5), "split: split_size_or_sections is 1.5"),
         (lambda x: x.chunk(None), "chunk: chunks is None"),
         (lambda x: x.roll(0.5, 0), "roll: shifts is 0.5"),
@@ -314,3 +320,27 @@ def test_sizes_below_zero_are_refused():
     ):
         with pytest.raises(ValueError, match=said):
             call()
+
+
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 1, 1, 3), (2, 2, 3, 4, 5)])
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0")
+def test_points_are_moved_by_matrices(size, align_corners):
+    axes = len(size) - 2
+    theta, device = numbers(2, axes, axes + 1), default_device()
+    ours, theirs = Tensor(theta.to(device), requires_grad=True), theta.requires_grad_()
+    y = ops.affine_grid(ours, size, align_corners)
+    expected = torch.nn.functional.affine_grid(theirs, size, align_corners)
+    torch.testing.assert_close(y.data.cpu(), expected.detach())
+    weight = numbers(*expected.shape)
+    (y * Tensor(weight.to(device))).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(ours.grad.data.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize("size", [(3, 2, 4, 5), (2, 2, 4), (2, 2, 4, 0), (2, 2, 3, 4, 5)])
+def test_points_of_other_sizes_are_refused(size):
+    with pytest.raises(ValueError, match=r"affine_grid: theta has shape \[2, 2, 3\] and size is .*, expected \[N"):
+        ops.affine_grid(Tensor(numbers(2, 2, 3).to(default_device())), size)
+    with pytest.raises(ValueError, match="kthvalue: k is 4, expected 1 to 3, the size of dim -1"):
+        ops.kthvalue(Tensor(numbers(2, 3).to(default_device())), 4)
