@@ -55,7 +55,6 @@ INSTEAD = {
     "CircularPad*": "ops.pad with mode='circular'",
     "DataParallel": "minidl train --devices",
     "Generator": "seed= where random numbers are drawn, or minidl.manual_seed before",
-    "LBFGS": "Adam, or SGD with momentum: minidl has no line search",
     "Lazy*": "the layer without Lazy, with its number of inputs",
     "Softmax2d": "Softmax(dim=1)",
     "SparseAdam": "Adam(lazy=True)",

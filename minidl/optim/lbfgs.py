@@ -1,0 +1,219 @@
+"""L-BFGS: steps along directions that the last gradients suggest, with or without a line search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lbfgs import _strong_wolfe  # comparisons and sums of numbers; on Tensors these are minidl's
+from torch.utils._pytree import tree_map
+
+from minidl.autograd import enable_grad, no_grad
+from minidl.kernels import check
+from minidl.optim.base import Optimizer
+from minidl.optim.groups import Group, Params, check_params, filled, read_groups
+from minidl.sparse.rows import RowGrad
+from minidl.tensors import Tensor
+
+_CURVATURE = 1e-10  # the least product of a step and the change of gradient that enters the history
+
+
+class LBFGS(torch.optim.Optimizer):
+    """Limited-memory BFGS, as torch.optim.LBFGS; `step` evaluates the loss and its gradients several times.
+
+        def closure():
+            optimizer.zero_grad()
+            loss = ops.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+        optimizer = optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+        optimizer.step(closure)
+
+    A step makes up to max_iter iterations with up to max_eval evaluations (None: 1.25 max_iter), and ends when no
+    gradient is above tolerance_grad, or when loss or parameters change by less than tolerance_change. The last
+    history_size changes of parameters and gradients give the direction. Its length is lr (less in the first iteration),
+    or what line_search_fn "strong_wolfe" finds. All parameters form one group and have one dtype and device. Iterations
+    read numbers from the device, so a CUDA graph cannot contain a step.
+
+    Raises ValueError and TypeError for parameters as `Optimizer` does, ValueError for settings and several groups.
+    Source: Liu and Nocedal, Mathematical Programming 45, 1989; line search: Nocedal and Wright, Numerical Optimization.
+    """
+
+    lr, zero_grad, __repr__ = Optimizer.lr, Optimizer.zero_grad, Optimizer.__repr__
+    register_step_pre_hook = register_step_post_hook = Optimizer._no_hooks
+    register_state_dict_pre_hook = register_state_dict_post_hook = Optimizer._no_hooks
+    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = Optimizer._no_hooks
+
+    def __init__(
+        self, params: Params, lr: float = 1.0, max_iter: int = 20, max_eval: int | None = None,
+        tolerance_grad: float = 1e-7, tolerance_change: float = 1e-9, history_size: int = 100,
+        line_search_fn: str | None = None,
+    ) -> None:  # fmt: skip
+        max_eval = max_iter * 5 // 4 if max_eval is None else max_eval
+        self.defaults = {
+            "lr": lr, "max_iter": max_iter, "max_eval": max_eval, "tolerance_grad": tolerance_grad,
+            "tolerance_change": tolerance_change, "history_size": history_size, "line_search_fn": line_search_fn,
+        }  # fmt: skip
+        groups = read_groups("LBFGS", params)
+        if len(groups) != 1:
+            raise ValueError(f"LBFGS: got {len(groups)} groups, expected one")
+        check_params("LBFGS", groups[0]["params"])
+        self.param_groups: list[dict[str, Any]] = [Group("LBFGS", _checked(filled("LBFGS", groups[0], self.defaults)))]
+        self._params: list[Tensor] = self.param_groups[0]["params"]
+        kinds = {(param.dtype, param.device) for param in self._params}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"LBFGS: parameters are {' and '.join(sorted(f'{d} on {w}' for d, w in kinds))}, expected one"
+            )
+        self._memory: dict[str, Any] = {}
+
+    def _set_rates(self, rates: list[float]) -> None:
+        self.param_groups[0]["lr"] = rates[0]
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Raise ValueError: all parameters form one group."""
+        raise ValueError("LBFGS: add_param_group adds a second group, expected one; create another optimizer")
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
+        """The history, as the state of the first parameter; the tensors are not copies."""
+        raw = tree_map(lambda x: x.data if isinstance(x, Tensor) else x, self._memory)
+        return {self._params[0]: raw} if raw else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return settings and history in the form of torch.optim.LBFGS; the tensors are not copies."""
+        groups = [{**self.param_groups[0], "params": list(range(len(self._params)))}]
+        return {"state": dict(enumerate(self.state.values())), "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a copy of what `state_dict` returned, here or in torch. Raises ValueError if it does not fit."""
+        state, groups = state_dict["state"], state_dict["param_groups"]
+        if [len(group["params"]) for group in groups] != [len(self._params)]:
+            raise ValueError(f"LBFGS: the state has other groups, expected one of {len(self._params)} parameters")
+        settings = {key: value for key, value in groups[0].items() if key != "params"}
+        settings = _checked(filled("LBFGS", {"params": self._params, **settings}, self.defaults))
+        first, size = self._params[0], sum(param.numel() for param in self._params)
+        memory = state.get(0, {})
+        for name in ("d", "prev_flat_grad", "old_dirs", "old_stps"):
+            for vector in memory.get(name) if isinstance(memory.get(name), list) else [memory.get(name)]:
+                if vector is not None and tuple(vector.shape) != (size,):
+                    raise ValueError(f"LBFGS: state {name} has shape {list(vector.shape)}, expected [{size}]")
+        self.param_groups[0].update(settings)
+        kind: Any = {"device": first.device, "dtype": first.dtype, "copy": True}
+        self._memory = tree_map(lambda x: Tensor(x.to(**kind)) if isinstance(x, torch.Tensor) else x, dict(memory))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"defaults": self.defaults, "param_groups": self.param_groups, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.defaults, self.param_groups, self._memory = state["defaults"], state["param_groups"], {}
+        self._params = self.param_groups[0]["params"]
+        self.load_state_dict(state["state"])
+
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        """Iterate. `closure` computes the loss and its gradients; returns its first result."""
+
+        def evaluate() -> Any:
+            with enable_grad():
+                return closure()
+
+        with no_grad():
+            return self._iterate(evaluate)
+
+    def _iterate(self, evaluate: Callable[[], Any]) -> Any:
+        group, memory = self.param_groups[0], self._memory
+        max_eval, tolerance = group["max_eval"], group["tolerance_change"]
+        memory.setdefault("func_evals", 0), memory.setdefault("n_iter", 0)
+        first = evaluate()
+        loss, grad, evaluations = float(first), self._gradient(), 1
+        memory["func_evals"] += 1
+        if _largest(grad) <= group["tolerance_grad"]:
+            return first
+        for left in reversed(range(group["max_iter"])):
+            memory["n_iter"] += 1
+            d, t = self._direction(grad), group["lr"]
+            if memory["n_iter"] == 1:
+                t *= min(1.0, 1.0 / float(grad.abs().sum()))
+            before = loss
+            memory.update(d=d, t=t, prev_flat_grad=grad, prev_loss=loss)
+            slope = grad.dot(d)
+            if float(slope) > -tolerance:
+                break
+            more = 0
+            if group["line_search_fn"] is not None:
+                start = [param.clone() for param in self._params]
+
+                def at(start: list[Tensor], t: Any, d: Tensor) -> tuple[float, Tensor]:
+                    self._move(t, d)
+                    loss, grad = float(evaluate()), self._gradient()
+                    for param, values in zip(self._params, start, strict=True):
+                        param.copy_(values)
+                    return loss, grad
+
+                loss, grad, t, more = _strong_wolfe(
+                    at, start, t, d, loss, grad, slope, max_ls=max_eval - evaluations
+                )  # fmt: skip
+                memory["t"] = t
+            self._move(t, d)
+            if group["line_search_fn"] is None and left:
+                loss, grad, more = float(evaluate()), self._gradient(), 1
+            evaluations += more
+            memory["func_evals"] += more
+            if not left or evaluations >= max_eval or _largest(grad) <= group["tolerance_grad"]:
+                break
+            if _largest(d * t) <= tolerance or abs(loss - before) < tolerance:
+                break
+        return first
+
+    def _direction(self, grad: Tensor) -> Tensor:
+        """Return the direction for a gradient, after the last iteration has entered the history."""
+        memory, size = self._memory, self.param_groups[0]["history_size"]
+        if memory["n_iter"] == 1:
+            memory.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
+            return -grad
+        changes, steps, inverses = (memory[name] for name in ("old_dirs", "old_stps", "ro"))
+        change, step = grad - memory["prev_flat_grad"], memory["d"] * memory["t"]
+        product = change.dot(step)
+        if float(product) > _CURVATURE:
+            if len(changes) == size:
+                del changes[0], steps[0], inverses[0]
+            changes.append(change), steps.append(step), inverses.append(1.0 / product)
+            memory["H_diag"] = product / change.dot(change)
+        factors = memory.setdefault("al", [None] * size)
+        d = -grad
+        for i in reversed(range(len(changes))):
+            factors[i] = steps[i].dot(d) * inverses[i]
+            d = d - changes[i] * factors[i]
+        d = d * memory["H_diag"]
+        for i in range(len(changes)):
+            d = d + steps[i] * (factors[i] - changes[i].dot(d) * inverses[i])
+        return d
+
+    def _gradient(self) -> Tensor:
+        """Return a copy of all gradients as one vector."""
+        grads = ((param, param.raw_grad) for param in self._params)
+        dense = [
+            torch.zeros_like(p.data) if g is None else g.dense() if isinstance(g, RowGrad) else g for p, g in grads
+        ]
+        return Tensor(torch.cat([grad.reshape(-1) for grad in dense]))
+
+    def _move(self, t: Any, d: Tensor) -> None:
+        parts = d.split([param.numel() for param in self._params])
+        for param, part in zip(self._params, parts, strict=True):
+            param.add_(part.reshape(param.shape), alpha=float(t))
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max())
+
+
+def _checked(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group. Raises ValueError or TypeError for one out of its range."""
+    for name, least in (("max_iter", 1), ("max_eval", 1), ("history_size", 1)):
+        check.integer("LBFGS", name, group[name], least)
+    for name in ("tolerance_grad", "tolerance_change"):
+        check.real("LBFGS", name, group[name])
+    if group["line_search_fn"] not in (None, "strong_wolfe"):
+        raise ValueError(f"LBFGS: line_search_fn is {group['line_search_fn']!r}, expected 'strong_wolfe' or None")
+    return group
