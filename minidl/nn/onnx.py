@@ -27,25 +27,15 @@ from minidl.tensors import Tensor
 # Arguments that torch's functions do not have; the second ones choose a kernel, not a result.
 _MORE = ("act", "pool", "scale", "window", "lengths")
 _IGNORED = ("form", "num_batches_tracked", "seed")
-_ACTIVATIONS: dict[str, Callable[[Any, float], Any]] = {
-    "leaky_relu": F.leaky_relu,
-    "elu": F.elu,
-    "softplus": F.softplus,
-    "gelu_tanh": lambda x, _: F.gelu(x, approximate="tanh"),
-}
-_POOLS: dict[str, Callable[..., Any]] = {"max": F.max_pool2d, "avg": F.avg_pool2d}
 _OF_RECURRENT = (
     "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "nonlinearity",
 )  # fmt: skip
 
 
 def export_onnx(
-    model: Module,
-    example: Tensor | tuple[Tensor, ...],
-    path: str | os.PathLike[str],
-    *,
+    model: Module, example: Tensor | tuple[Tensor, ...], path: str | os.PathLike[str], *,
     dynamic_dims: Sequence[int] = (0,),
-) -> None:
+) -> None:  # fmt: skip
     """Write a module in evaluation mode as an ONNX file, which is replaced atomically.
 
     example: the inputs of `forward`, by which it is traced: an `if` that depends on values is not in the file. Their
@@ -163,7 +153,7 @@ def _torchs(function: Callable[..., Any]) -> tuple[Callable[..., Any], inspect.S
 
 def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Return the result of torch's function on torch's tensors; NotImplemented if none is among the arguments."""
-    if not any(isinstance(x, torch.Tensor) for value in (*args, *options.values()) for x in _listed(value)):
+    if not any(isinstance(x, torch.Tensor) for x in tree_leaves((args, options))):
         return NotImplemented
     theirs, signature, more = _torchs(function)
     args, options = tree_map(_value, (args, options))
@@ -175,14 +165,12 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
         args, options = bound.args, bound.kwargs
     y: Any = theirs(*args, **options)
     act, slope = activation.parse(settings.pop("act", None))
-    if act is not None:
-        y = _ACTIVATIONS[act](y, slope) if act in _ACTIVATIONS else getattr(F, act)(y)
+    if act == "gelu_tanh":
+        y = F.gelu(y, approximate="tanh")
+    elif act is not None:
+        y = getattr(F, act)(y, *[slope] * (act in activation.SLOPES))
     if pool := settings.pop("pool", None):
-        y = _POOLS[pool](y, 2)
+        y = getattr(F, f"{pool}_pool2d")(y, 2)
     if settings:
         raise TypeError(f"{function.__name__}: torch has no argument {min(settings)}, so it cannot be exported")
     return y
-
-
-def _listed(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else (value,)

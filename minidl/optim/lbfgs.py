@@ -16,8 +16,6 @@ from minidl.optim.groups import Group, Params, check_params, filled, read_groups
 from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
-_CURVATURE = 1e-10  # the least product of a step and the change of gradient that enters the history
-
 
 class LBFGS(torch.optim.Optimizer):
     """Limited-memory BFGS, as torch.optim.LBFGS; `step` evaluates the loss and its gradients several times.
@@ -50,22 +48,15 @@ class LBFGS(torch.optim.Optimizer):
         tolerance_grad: float = 1e-7, tolerance_change: float = 1e-9, history_size: int = 100,
         line_search_fn: str | None = None,
     ) -> None:  # fmt: skip
-        max_eval = max_iter * 5 // 4 if max_eval is None else max_eval
-        self.defaults = {
-            "lr": lr, "max_iter": max_iter, "max_eval": max_eval, "tolerance_grad": tolerance_grad,
-            "tolerance_change": tolerance_change, "history_size": history_size, "line_search_fn": line_search_fn,
-        }  # fmt: skip
+        self.defaults = {key: value for key, value in locals().items() if key not in ("self", "params", "__class__")}
+        self.defaults["max_eval"] = max_iter * 5 // 4 if max_eval is None else max_eval
         groups = read_groups("LBFGS", params)
         if len(groups) != 1:
             raise ValueError(f"LBFGS: got {len(groups)} groups, expected one")
         check_params("LBFGS", groups[0]["params"])
         self.param_groups: list[dict[str, Any]] = [Group("LBFGS", _checked(filled("LBFGS", groups[0], self.defaults)))]
         self._params: list[Tensor] = self.param_groups[0]["params"]
-        kinds = {(param.dtype, param.device) for param in self._params}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"LBFGS: parameters are {' and '.join(sorted(f'{d} on {w}' for d, w in kinds))}, expected one"
-            )
+        check.same("LBFGS", **{f"parameter {i}": param for i, param in enumerate(self._params)})
         self._memory: dict[str, Any] = {}
 
     def _set_rates(self, rates: list[float]) -> None:
@@ -151,9 +142,8 @@ class LBFGS(torch.optim.Optimizer):
                         param.copy_(values)
                     return loss, grad
 
-                loss, grad, t, more = _strong_wolfe(
-                    at, start, t, d, loss, grad, slope, max_ls=max_eval - evaluations
-                )  # fmt: skip
+                most = max_eval - evaluations
+                loss, grad, t, more = _strong_wolfe(at, start, t, d, loss, grad, slope, max_ls=most)
                 memory["t"] = t
             self._move(t, d)
             if group["line_search_fn"] is None and left:
@@ -175,7 +165,7 @@ class LBFGS(torch.optim.Optimizer):
         changes, steps, inverses = (memory[name] for name in ("old_dirs", "old_stps", "ro"))
         change, step = grad - memory["prev_flat_grad"], memory["d"] * memory["t"]
         product = change.dot(step)
-        if float(product) > _CURVATURE:
+        if float(product) > 1e-10:
             if len(changes) == size:
                 del changes[0], steps[0], inverses[0]
             changes.append(change), steps.append(step), inverses.append(1.0 / product)
@@ -192,11 +182,8 @@ class LBFGS(torch.optim.Optimizer):
 
     def _gradient(self) -> Tensor:
         """Return a copy of all gradients as one vector."""
-        grads = ((param, param.raw_grad) for param in self._params)
-        dense = [
-            torch.zeros_like(p.data) if g is None else g.dense() if isinstance(g, RowGrad) else g for p, g in grads
-        ]
-        return Tensor(torch.cat([grad.reshape(-1) for grad in dense]))
+        grads = [torch.zeros_like(p.data) if p.raw_grad is None else p.raw_grad for p in self._params]
+        return Tensor(torch.cat([(g.dense() if isinstance(g, RowGrad) else g).reshape(-1) for g in grads]))
 
     def _move(self, t: Any, d: Tensor) -> None:
         parts = d.split([param.numel() for param in self._params])
@@ -210,8 +197,8 @@ def _largest(x: Tensor) -> float:
 
 def _checked(group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a group. Raises ValueError or TypeError for one out of its range."""
-    for name, least in (("max_iter", 1), ("max_eval", 1), ("history_size", 1)):
-        check.integer("LBFGS", name, group[name], least)
+    for name in ("max_iter", "max_eval", "history_size"):
+        check.integer("LBFGS", name, group[name], 1)
     for name in ("tolerance_grad", "tolerance_change"):
         check.real("LBFGS", name, group[name])
     if group["line_search_fn"] not in (None, "strong_wolfe"):

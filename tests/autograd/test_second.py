@@ -78,6 +78,8 @@ CASES = [
             "softmax": {"dim": 1}, "log_softmax": {"dim": 0},
         }.items()
     ),
+    case("swiglu", lambda t, f, a: (f.silu(a[:, :2]) * a[:, 2:] if t is torch else f.swiglu(a)) ** 2, X),
+    case("geglu", lambda t, f, a: (f.gelu(a[:, :2]) * a[:, 2:] if t is torch else f.geglu(a)) ** 2, X),
     case("prelu", lambda t, f, a, w: f.prelu(a, w) ** 2, X, drawn(4)),
     case("cross_entropy", lambda t, f, a: f.cross_entropy(
         a * a, placed(t, torch.tensor([2, -100, 3])), placed(t, ROW.abs()), label_smoothing=0.1), X),
