@@ -1,15 +1,17 @@
-"""L-BFGS: steps along directions that the last gradients suggest, with or without a line search."""
+"""L-BFGS: torch's code of the iterations and of the line search, which computes with minidl's Tensors."""
 
 from __future__ import annotations
 
+import inspect
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.optim.lbfgs import _strong_wolfe  # comparisons and sums of numbers; on Tensors these are minidl's
 from torch.utils._pytree import tree_map
 
-from minidl.autograd import enable_grad, no_grad
+from minidl import ops
+from minidl.autograd import no_grad
 from minidl.kernels import check
 from minidl.optim.base import Optimizer
 from minidl.optim.groups import Group, Params, check_params, filled, read_groups
@@ -17,7 +19,7 @@ from minidl.sparse.rows import RowGrad
 from minidl.tensors import Tensor
 
 
-class LBFGS(torch.optim.Optimizer):
+class LBFGS(torch.optim.LBFGS):
     """Limited-memory BFGS, as torch.optim.LBFGS; `step` evaluates the loss and its gradients several times.
 
         def closure():
@@ -57,7 +59,7 @@ class LBFGS(torch.optim.Optimizer):
         self.param_groups: list[dict[str, Any]] = [Group("LBFGS", _checked(filled("LBFGS", groups[0], self.defaults)))]
         self._params: list[Tensor] = self.param_groups[0]["params"]
         check.same("LBFGS", **{f"parameter {i}": param for i, param in enumerate(self._params)})
-        self._memory: dict[str, Any] = {}
+        self.state: defaultdict[Any, Any] = defaultdict(dict)  # the history is that of the first parameter
 
     def _set_rates(self, rates: list[float]) -> None:
         self.param_groups[0]["lr"] = rates[0]
@@ -66,16 +68,11 @@ class LBFGS(torch.optim.Optimizer):
         """Raise ValueError: all parameters form one group."""
         raise ValueError("LBFGS: add_param_group adds a second group, expected one; create another optimizer")
 
-    @property
-    def state(self) -> dict[Tensor, dict[str, Any]]:  # type: ignore[override]
-        """The history, as the state of the first parameter; the tensors are not copies."""
-        raw = tree_map(lambda x: x.data if isinstance(x, Tensor) else x, self._memory)
-        return {self._params[0]: raw} if raw else {}
-
     def state_dict(self) -> dict[str, Any]:
         """Return settings and history in the form of torch.optim.LBFGS; the tensors are not copies."""
         groups = [{**self.param_groups[0], "params": list(range(len(self._params)))}]
-        return {"state": dict(enumerate(self.state.values())), "param_groups": groups}
+        state = tree_map(lambda x: x.data if isinstance(x, Tensor) else x, list(self.state.values()))
+        return {"state": dict(enumerate(state)), "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a copy of what `state_dict` returned, here or in torch. Raises ValueError if it does not fit."""
@@ -92,107 +89,46 @@ class LBFGS(torch.optim.Optimizer):
                     raise ValueError(f"LBFGS: state {name} has shape {list(vector.shape)}, expected [{size}]")
         self.param_groups[0].update(settings)
         kind: Any = {"device": first.device, "dtype": first.dtype, "copy": True}
-        self._memory = tree_map(lambda x: Tensor(x.to(**kind)) if isinstance(x, torch.Tensor) else x, dict(memory))
+        history = tree_map(lambda x: Tensor(x.to(**kind)) if isinstance(x, torch.Tensor) else x, dict(memory))
+        self.state = defaultdict(dict, {first: history} if history else {})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": self.defaults, "param_groups": self.param_groups, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.defaults, self.param_groups, self._memory = state["defaults"], state["param_groups"], {}
+        self.defaults, self.param_groups = state["defaults"], state["param_groups"]
         self._params = self.param_groups[0]["params"]
         self.load_state_dict(state["state"])
 
     def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         """Iterate. `closure` computes the loss and its gradients; returns its first result."""
-
-        def evaluate() -> Any:
-            with enable_grad():
-                return closure()
-
         with no_grad():
-            return self._iterate(evaluate)
+            return inspect.unwrap(torch.optim.LBFGS.step)(self, closure)  # without hooks
 
-    def _iterate(self, evaluate: Callable[[], Any]) -> Any:
-        group, memory = self.param_groups[0], self._memory
-        max_eval, tolerance = group["max_eval"], group["tolerance_change"]
-        memory.setdefault("func_evals", 0), memory.setdefault("n_iter", 0)
-        first = evaluate()
-        loss, grad, evaluations = float(first), self._gradient(), 1
-        memory["func_evals"] += 1
-        if _largest(grad) <= group["tolerance_grad"]:
-            return first
-        for left in reversed(range(group["max_iter"])):
-            memory["n_iter"] += 1
-            d, t = self._direction(grad), group["lr"]
-            if memory["n_iter"] == 1:
-                t *= min(1.0, 1.0 / float(grad.abs().sum()))
-            before = loss
-            memory.update(d=d, t=t, prev_flat_grad=grad, prev_loss=loss)
-            slope = grad.dot(d)
-            if float(slope) > -tolerance:
-                break
-            more = 0
-            if group["line_search_fn"] is not None:
-                start = [param.clone() for param in self._params]
-
-                def at(start: list[Tensor], t: Any, d: Tensor) -> tuple[float, Tensor]:
-                    self._move(t, d)
-                    loss, grad = float(evaluate()), self._gradient()
-                    for param, values in zip(self._params, start, strict=True):
-                        param.copy_(values)
-                    return loss, grad
-
-                most = max_eval - evaluations
-                loss, grad, t, more = _strong_wolfe(at, start, t, d, loss, grad, slope, max_ls=most)
-                memory["t"] = t
-            self._move(t, d)
-            if group["line_search_fn"] is None and left:
-                loss, grad, more = float(evaluate()), self._gradient(), 1
-            evaluations += more
-            memory["func_evals"] += more
-            if not left or evaluations >= max_eval or _largest(grad) <= group["tolerance_grad"]:
-                break
-            if _largest(d * t) <= tolerance or abs(loss - before) < tolerance:
-                break
-        return first
-
-    def _direction(self, grad: Tensor) -> Tensor:
-        """Return the direction for a gradient, after the last iteration has entered the history."""
-        memory, size = self._memory, self.param_groups[0]["history_size"]
-        if memory["n_iter"] == 1:
-            memory.update(old_dirs=[], old_stps=[], ro=[], H_diag=1)
-            return -grad
-        changes, steps, inverses = (memory[name] for name in ("old_dirs", "old_stps", "ro"))
-        change, step = grad - memory["prev_flat_grad"], memory["d"] * memory["t"]
-        product = change.dot(step)
-        if float(product) > 1e-10:
-            if len(changes) == size:
-                del changes[0], steps[0], inverses[0]
-            changes.append(change), steps.append(step), inverses.append(1.0 / product)
-            memory["H_diag"] = product / change.dot(change)
-        factors = memory.setdefault("al", [None] * size)
-        d = -grad
-        for i in reversed(range(len(changes))):
-            factors[i] = steps[i].dot(d) * inverses[i]
-            d = d - changes[i] * factors[i]
-        d = d * memory["H_diag"]
-        for i in range(len(changes)):
-            d = d + steps[i] * (factors[i] - changes[i].dot(d) * inverses[i])
-        return d
-
-    def _gradient(self) -> Tensor:
-        """Return a copy of all gradients as one vector."""
+    def _gather_flat_grad(self) -> Tensor:
         grads = [torch.zeros_like(p.data) if p.raw_grad is None else p.raw_grad for p in self._params]
-        return Tensor(torch.cat([(g.dense() if isinstance(g, RowGrad) else g).reshape(-1) for g in grads]))
+        return _Vector(torch.cat([(g.dense() if isinstance(g, RowGrad) else g).reshape(-1) for g in grads]))
 
-    def _move(self, t: Any, d: Tensor) -> None:
-        parts = d.split([param.numel() for param in self._params])
+    def _add_grad(self, step_size: Any, update: Tensor) -> None:
+        parts = update.split([param.numel() for param in self._params])
         for param, part in zip(self._params, parts, strict=True):
-            param.add_(part.reshape(param.shape), alpha=float(t))
+            param.add_(part.reshape(param.shape), alpha=float(step_size))
 
 
-def _largest(x: Tensor) -> float:
-    return float(x.abs().max())
+class _Vector(Tensor):
+    """All gradients as one vector. torch's code calls methods of it and of the results, and torch.mul of -gradient."""
+
+    __slots__ = ()
+
+    def neg(self) -> Tensor:
+        return _Vector(ops.neg(self).data)
+
+    def clone(self, **named: Any) -> Tensor:
+        return _Vector(self.data.clone(**named))
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return ops.mul(*args) if function is torch.mul else super().__torch_function__(function, types, args, kwargs)
 
 
 def _checked(group: dict[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def act_mul_grad(
 add = _binary("add", "Return a + b.", integers=True)
 
 
-def add_scaled(a: torch.Tensor, b: Operand, factor: float, out: torch.Tensor | None = None) -> torch.Tensor:
+def add_scaled(a: torch.Tensor, b: Operand, factor: Operand, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a + factor b, rounded once at the end."""
     return compute("add", functions.ADD_SCALED, a, b, factor, integers=True, out=out)
 
