@@ -60,7 +60,6 @@ WITHOUT_RECORD: dict[str, str] = {
             "adaptive_avg_pool1d",
             "adaptive_max_pool1d",
             "addmm",
-            "affine_grid",
             "all",
             "allclose",
             "any",

@@ -3,7 +3,6 @@ those of `minidl.ops` with the same name."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import warnings
@@ -26,6 +25,7 @@ from minidl.tensors import Tensor
 
 # Arguments that torch's functions do not have; the second ones choose a kernel, not a result.
 _MORE = ("act", "pool", "scale", "window", "lengths")
+_OF_BOTH = {"scaled_dot_product_attention": {"scale"}}
 _IGNORED = ("form", "num_batches_tracked", "seed")
 _OF_RECURRENT = (
     "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "nonlinearity",
@@ -134,36 +134,28 @@ def _value(x: Any) -> Any:
     return x.data if isinstance(x, Tensor) else x
 
 
-@functools.cache
-def _torchs(function: Callable[..., Any]) -> tuple[Callable[..., Any], inspect.Signature, frozenset[str]]:
-    """Return torch's function of a name, the signature of minidl's, and the arguments that torch's lacks.
-
-    Functions of two operands arrive as their class. Raises TypeError for a name that torch does not have.
-    """
-    name = function.__name__
-    if isinstance(function, type) and function.__module__ == binary.__name__:
-        name = name.lower()
-    theirs = next((getattr(space, name) for space in (F, torch, torch.Tensor) if hasattr(space, name)), None)
-    if theirs is None:
-        raise TypeError(f"{name}: torch has no such operation, so it cannot be exported")
-    signature = inspect.signature(function)
-    more = frozenset(signature.parameters).intersection((*_MORE, *_IGNORED))
-    return theirs, signature, more - {"scale"} if name == "scaled_dot_product_attention" else more
-
-
 def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the result of torch's function on torch's tensors; NotImplemented if none is among the arguments."""
+    """Return the result of torch's function of the same name, NotImplemented if no argument is one of torch's tensors.
+
+    Functions of two operands arrive as their class. Raises TypeError for a name or an argument that torch lacks.
+    """
     if not any(isinstance(x, torch.Tensor) for x in tree_leaves((args, options))):
         return NotImplemented
-    theirs, signature, more = _torchs(function)
+    name, settings = function.__name__, {}
+    if function.__module__ == binary.__name__:
+        name = name.lower()
+    theirs: Any = next((getattr(space, name) for space in (F, torch, torch.Tensor) if hasattr(space, name)), None)
+    if theirs is None:
+        raise TypeError(f"{name}: torch has no such operation, so it cannot be exported")
     args, options = tree_map(_value, (args, options))
-    settings: dict[str, Any] = {}
+    signature = inspect.signature(function)
+    more = {*_MORE, *_IGNORED}.intersection(signature.parameters) - _OF_BOTH.get(name, set())
     if more:
         bound = signature.bind(*args, **options)
         settings = {key: bound.arguments.pop(key, None) for key in more}
         settings = {key: value for key, value in settings.items() if value is not None and key not in _IGNORED}
         args, options = bound.args, bound.kwargs
-    y: Any = theirs(*args, **options)
+    y = theirs(*args, **options)
     act, slope = activation.parse(settings.pop("act", None))
     if act == "gelu_tanh":
         y = F.gelu(y, approximate="tanh")

@@ -13,14 +13,12 @@ from minidl.autograd.function import linear
 from minidl.kernels import check, memory_layout
 from minidl.kernels import resample as kernels
 from minidl.kernels.resample import Taps
-from minidl.ops import creation
-from minidl.ops.linalg import matmul
 from minidl.ops.pool import adaptive_avg_pool1d, adaptive_avg_pool2d
 from minidl.ops.pool_volume import adaptive_avg_pool3d
 from minidl.ops.shape import contiguous, permute, reshape
 from minidl.tensors import Tensor
 
-__all__ = ["affine_grid", "interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
+__all__ = ["interpolate", "pad", "pixel_shuffle", "pixel_unshuffle"]
 
 # The mode of interpolation, and the mean over areas, by the number of dimensions of the input.
 LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
@@ -192,24 +190,3 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     *first, C, H, W = input.shape
     x = reshape(input, math.prod(first), C, H // r, r, W // r, r)
     return reshape(permute(x, 0, 1, 3, 5, 2, 4), *first, C * r * r, H // r, W // r)
-
-
-def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
-    """Return the points [N, H, W, 2] to which each matrix of theta [N, 2, 3] moves those of images of the size [N, C,
-    H, W]; for volumes theta is [N, 3, 4] and the points are [N, D, H, W, 3].
-
-    x, along W, comes first. The points of an axis reach from -1 to 1, which with align_corners are the centres of the
-    outer pixels, else (None too) their outer edges. Raises TypeError for integers, ValueError for other shapes.
-    """
-    check.floating("affine_grid", theta=theta.data)
-    sizes, axes = check.sizes("affine_grid", (size,)), len(size) - 2
-    if axes not in (2, 3) or list(theta.shape) != [sizes[0], axes, axes + 1] or min(sizes) < 1:
-        raise ValueError(
-            f"affine_grid: theta has shape {list(theta.shape)} and size is {list(sizes)}, expected [N, 2, 3] and "
-            "[N, C, H, W], or [N, 3, 4] and [N, C, D, H, W], with sizes of 1 or more"
-        )
-    kind: Any = {"dtype": theta.dtype, "device": theta.device}
-    ends = [0.0 if n == 1 else 1.0 if align_corners else (n - 1) / n for n in sizes[2:]]
-    lines = [creation.linspace(-end, end, n, **kind).data for end, n in zip(ends, sizes[2:], strict=True)]
-    points = [*reversed(torch.meshgrid(*lines, indexing="ij")), torch.ones(sizes[2:], **kind)]
-    return reshape(matmul(Tensor(torch.stack(points, -1).flatten(0, -2)), theta.mT), sizes[0], *sizes[2:], axes)

@@ -1,4 +1,4 @@
-"""Operations of transformers that PyTorch has no function for: gated activations."""
+"""Operations of transformers that PyTorch has no function for: gated activations and rotary positions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 from minidl.autograd import Function
+from minidl.autograd.function import linear
 from minidl.kernels import check, elementwise
+from minidl.kernels import rotary as kernels
 from minidl.ops.activation import activated
 from minidl.ops.activation_grad import bias_act_grad
 from minidl.ops.join import cat
 from minidl.ops.rearrange import chunk
 from minidl.tensors import Tensor
 
-__all__ = ["geglu", "swiglu"]
+__all__ = ["geglu", "rotary", "swiglu"]
 
 
 class Gated(Function):
@@ -69,3 +71,29 @@ def geglu(input: Tensor, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         raise ValueError(f'geglu: approximate is {approximate!r}, expected "none" or "tanh"')
     return _gated("geglu", input, "gelu_tanh" if approximate == "tanh" else "gelu")
+
+
+@linear(lambda ctx, x: Rotary.apply(x, *ctx.how))
+class Rotary(Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+        ctx.how = cos.contiguous(), sin.contiguous(), interleaved
+        return kernels.rotary(x.contiguous(), *ctx.how)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        return kernels.rotary(dy.contiguous(), *ctx.how, inverse=True), None, None, None
+
+
+def rotary(input: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Return queries or keys with each pair of numbers (a, b) as (a cos - b sin, b cos + a sin), in one launch.
+
+    Shapes: input [..., T, D], cos and sin [T, D / 2], of any floating types, without a gradient -> input's, in its
+    dtype. A pair is i and i + D / 2, as in Llama, or 2 i and 2 i + 1 with `interleaved`. Raises TypeError for integers,
+    ValueError for other shapes. Source: Su et al., RoFormer, arXiv 2104.09864.
+    """
+    check.floating("rotary", input=input.data, cos=cos.data, sin=sin.data)
+    shapes = f"input {list(input.shape)}, cos {list(cos.shape)} and sin {list(sin.shape)}"
+    if input.ndim < 2 or input.shape[-1] % 2 or not cos.shape == sin.shape == (input.shape[-2], input.shape[-1] // 2):
+        raise ValueError(f"rotary: {shapes}, expected [..., T, D], [T, D / 2] and [T, D / 2]")
+    return Rotary.apply(input, cos.detach(), sin.detach(), interleaved)

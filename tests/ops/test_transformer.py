@@ -1,4 +1,4 @@
-"""Gated activations: launches, operands in any order, ranks; values and bounds are in their specs."""
+"""Gated activations and rotary positions: launches, operands in any order; values and bounds are in their specs."""
 
 import pytest
 import torch
@@ -51,3 +51,39 @@ def test_views(name, view):
 def test_of_what_is_no_approximation():
     with pytest.raises(ValueError, match='geglu: approximate is \'erf\', expected "none" or "tanh"'):
         ops.geglu(Tensor(numbers(2, 4).to(default_device())), "erf")
+
+
+def angles(T, D):
+    """Cosines and sines of position times 10000^(-2 i / D)."""
+    angle = torch.arange(T)[:, None] * 10000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    return [Tensor(part.to(default_device())) for part in (angle.cos(), angle.sin())]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations_keep_products_of_equal_distances(interleaved, launches):
+    x, y = (Tensor(numbers(1, 8).to(default_device()).expand(6, 8)) for _ in "xy")
+    q, k = (ops.rotary(part, *angles(6, 8), interleaved) for part in (x, y))
+    assert len(launches) == 2
+    scores = (q @ k.T).data.cpu()
+    torch.testing.assert_close(scores[2, 0], scores[5, 3])
+    torch.testing.assert_close(scores.diagonal(), (x.data * y.data).sum(1).cpu())
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_the_gradient_is_the_inverse_rotation(interleaved, launches):
+    x = Tensor(numbers(2, 8, 3, 5).to(default_device()), requires_grad=True)
+    cos, sin = angles(3, 8)
+    y = ops.rotary(x.permute(0, 3, 2, 1), cos, sin, interleaved)
+    launches.clear()
+    y.backward(Tensor(y.data))
+    assert len(launches) == 1
+    torch.testing.assert_close(x.grad.data, x.data)
+
+
+def test_half_precision_with_angles_of_float32():
+    x = Tensor(numbers(3, 8).to(default_device(), torch.float16))
+    cos, sin = (part.to(torch.float32) for part in angles(3, 8))
+    y = ops.rotary(x, cos, sin)
+    assert y.dtype == torch.float16
+    exact = ops.rotary(x.to(torch.float64), cos.to(torch.float64), sin.to(torch.float64))
+    torch.testing.assert_close(y.data, exact.data.to(torch.float16), rtol=1e-3, atol=1e-6)

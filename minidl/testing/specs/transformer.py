@@ -9,7 +9,8 @@ import torch
 from minidl.kernels.activation import Activation
 from minidl.testing.specs import bounds
 from minidl.testing.specs.activation import INPUT_FLOATING, apply, evaluation, gradient_error
-from minidl.testing.specs.base import Case, OpSpec, refuses, spec_factory, tensors
+from minidl.testing.specs.base import Case, OpSpec, integers, refuses, spec_factory, tensors
+from minidl.testing.specs.make import Make
 
 
 def _even(*choices: tuple[Any, ...]) -> Any:
@@ -47,7 +48,42 @@ def _gated(name: str, act: Any, *choices: tuple[Any, ...], **fields: Any) -> OpS
     )  # fmt: skip
 
 
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: int = -1) -> torch.Tensor:
+    a, b = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
+    pairs = torch.stack([a * cos + sign * b * sin, b * cos + a * sin], -1 if interleaved else -2)
+    return pairs.flatten(-2)
+
+
+def _rotary_error(case: Case, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the error of two products and a sum: the magnitudes of both rotations are those of sums."""
+    _, cos, sin, interleaved = case.args
+    total = _rotated(x.abs(), cos.abs(), sin.abs(), interleaved, 1)
+    return bounds.or_infinite(2 * bounds.acc_unit(dtype) * total, total, dtype)
+
+
+def _rotary_case(make: Make) -> Case:
+    T, H = make.integer(1, 5), make.integer(1, 20)
+    x, *angles = make.tensor(*make.shape(0, 2), T, 2 * H), make.tensor(T, H), make.tensor(T, H)
+    return Case((x, *angles, make.choice([False, True])))
+
+
 SPECS = [
+    spec_factory(differentiable=(0,), families=("elementwise_tile",))(
+        "rotary",
+        reference=_rotated,
+        inputs=_rotary_case,
+        bound=bounds.off_by(lambda case, y, dtype: _rotary_error(case, case.args[0], dtype)),
+        grad_bound=lambda case, dy, grads, dtype: (bounds.rounded(grads[0], _rotary_error(case, dy, dtype), dtype),),
+        examples={
+            "halves": tensors((3, 9, 128), (9, 64), (9, 64), extra=(False,)),
+            "interleaved": tensors((2, 3, 7, 66), (7, 33), (7, 33), extra=(True,)),
+        },
+        bad=(
+            refuses(TypeError, "rotary: input has dtype torch.int64", integers(2, 4), (2, 2), (2, 2)),
+            refuses(ValueError, r"input \[2, 3\], cos \[2, 1\] and .*, expected", (2, 3), (2, 1), (2, 1)),
+            refuses(ValueError, r"cos \[2, 4\] and sin \[2, 4\], expected", (2, 4), (2, 4), (2, 4)),
+        ),
+    ),
     _gated("swiglu", lambda: "silu", ()),
     _gated("geglu", lambda how="none": "gelu_tanh" if how == "tanh" else "gelu", (), ("none",), ("tanh",)),
 ]
