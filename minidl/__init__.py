@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from minidl.autograd.deferred import fusion as fusion
     from minidl.compilation.capture import capture as capture
     from minidl.compilation.rehearsal import compile_ahead as compile_ahead
+    from minidl.nn.onnx import export_onnx as export_onnx
     from minidl.nn.saved import load as load
     from minidl.nn.saved import save as save
     from minidl.ops.creation import *
@@ -65,16 +66,17 @@ _OPERATIONS = (
     "dot", "dropout", "einsum", "eq", "equal", "erf", "exp", "expm1", "flatten", "flip", "fliplr", "flipud", "floor",
     "floor_divide", "fmod", "frac", "gather", "ge", "greater", "greater_equal", "gt", "hardshrink",
     "hinge_embedding_loss", "histc", "hstack", "index_add", "index_select", "inner", "isclose", "isfinite", "isinf",
-    "isnan", "kron", "le", "lerp", "less", "less_equal", "log", "log10", "log1p", "log2", "log_softmax", "logaddexp",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsumexp", "lt", "margin_ranking_loss",
-    "masked_fill", "masked_select", "matmul", "max", "max_pool1d", "maximum", "mean", "median", "meshgrid", "min",
-    "minimum", "mm", "movedim", "mul", "multinomial", "multiply", "mv", "nan_to_num", "narrow", "ne", "neg", "negative",
-    "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute", "poisson_nll_loss", "pow", "prod",
-    "quantile", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave", "reshape", "roll", "rot90", "round",
-    "rsqrt", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt",
-    "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum", "swapaxes", "tanh", "threshold", "tile",
-    "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu", "true_divide", "trunc", "unbind", "unflatten",
-    "unique", "unsqueeze", "var", "var_mean", "vdot", "vstack", "where", "xlogy",
+    "isnan", "kron", "kthvalue", "le", "lerp", "less", "less_equal", "log", "log10", "log1p", "log2", "log_softmax",
+    "logaddexp", "logical_and", "logical_not", "logical_or", "logical_xor", "logit", "logsumexp", "lt",
+    "margin_ranking_loss", "masked_fill", "masked_select", "matmul", "max", "max_pool1d", "maximum", "mean", "median",
+    "meshgrid", "min", "minimum", "mm", "movedim", "msort", "mul", "multinomial", "multiply", "mv", "nan_to_num",
+    "narrow", "ne", "neg", "negative", "nonzero", "norm", "not_equal", "outer", "pairwise_distance", "permute",
+    "poisson_nll_loss", "pow", "prod", "quantile", "rad2deg", "reciprocal", "relu", "remainder", "repeat_interleave",
+    "reshape", "roll", "rot90", "round", "rsqrt", "scatter", "scatter_add", "select", "selu", "sigmoid", "sign", "sin",
+    "softmax", "sort", "split", "sqrt", "square", "squeeze", "stack", "std", "std_mean", "sub", "subtract", "sum",
+    "swapaxes", "tanh", "threshold", "tile", "topk", "trace", "transpose", "tril", "triplet_margin_loss", "triu",
+    "true_divide", "trunc", "unbind", "unflatten", "unique", "unique_consecutive", "unsqueeze", "var", "var_mean",
+    "vdot", "vstack", "where", "xlogy",
 )  # fmt: skip
 _SUBMODULES = ("data", "models", "nn", "ops", "optim")
 # Not in `from minidl import *`, because Python has a module random.
@@ -90,6 +92,7 @@ _MODULES = {
             "arange", "empty", "empty_like", "eye", "from_numpy", "full_like", "linspace", "ones_like", "rand_like",
             "randint", "randn_like", "randperm", "tensor", "zeros_like",
         ),
+        "nn.onnx": ("export_onnx",),
         "nn.saved": ("load", "save"),
         "ops.random": ("rand", "randn"),
         "random": ("manual_seed",),

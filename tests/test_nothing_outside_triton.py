@@ -110,6 +110,25 @@ def test_classifier(name):
     assert losses[-1] < losses[0]
 
 
+def test_lbfgs(monkeypatch):
+    """Its iterations read numbers, by which they choose the next."""
+    monkeypatch.setitem(globals(), "STORAGE", {*STORAGE, "_local_scalar_dense"})
+    minidl.manual_seed(0)
+    model, x = nn.MLP(5, [4], 1, act="tanh"), Tensor(numbers(8, 5))
+    optimizer = optim.LBFGS(model.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ops.mse_loss(model(x), x[:, :1])
+        loss.backward()
+        return loss
+
+    with StorageOnly() as mode:
+        losses = [optimizer.step(closure).detach() for _ in range(2)]
+    assert mode.seen
+    assert losses[1].item() < losses[0].item()
+
+
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.SyncBatchNorm])
 def test_a_step_by_shards(norm):
     """With statistics of batches, which are joined as gradients are, or as they are used."""

@@ -17,6 +17,8 @@ from minidl.autograd.modes import is_grad_enabled, no_grad
 
 F = TypeVar("F", bound="Function")
 
+# What answers operations on torch's tensors, from operation, arguments and options, while `nn.onnx` exports a module.
+rerouted: list[Callable[..., Any]] = []
 _PACKAGE = str(Path(__file__).parent.parent) + os.sep
 
 
@@ -226,6 +228,8 @@ def _raw(result: Any) -> Any:
 
 def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
     """Return a torch tensor as an operand. Raises TypeError if torch records its gradient."""
+    if rerouted:
+        raise UnknownTensor("it is torch's", lambda args: rerouted[-1](function, args, {}))
     if tensor.requires_grad and is_grad_enabled():
         raise TypeError(
             f"{function.__name__}: an operand is a torch tensor that requires grad, whose gradient would end here, as "

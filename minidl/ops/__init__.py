@@ -46,6 +46,7 @@ from minidl.ops import (
     sorting,
     sparse,
     statistics,
+    transformer,
     unary,
     variance,
 )
@@ -88,6 +89,7 @@ from minidl.ops.shape import *
 from minidl.ops.sorting import *
 from minidl.ops.sparse import *
 from minidl.ops.statistics import *
+from minidl.ops.transformer import *
 from minidl.ops.unary import *
 from minidl.ops.variance import *
 from minidl.tensors import Tensor
@@ -128,6 +130,7 @@ __all__ += shape.__all__
 __all__ += sorting.__all__
 __all__ += sparse.__all__
 __all__ += statistics.__all__
+__all__ += transformer.__all__
 __all__ += unary.__all__
 __all__ += variance.__all__
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from minidl.autograd import UnknownTensor
+from minidl.autograd.function import rerouted
 from minidl.common import suggestions
 from minidl.tensors import Tensor
 
@@ -91,6 +92,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        if rerouted and (answer := rerouted[-1](function, args, options)) is not NotImplemented:
+            return answer
         if torch._C._is_any_autocast_enabled():
             values = _autocast(function.__name__, (*args, *options.values()))
             args, options = tuple(values[: len(args)]), dict(zip(options, values[len(args) :], strict=True))

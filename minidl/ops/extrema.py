@@ -19,11 +19,12 @@ from minidl.kernels import elementwise as elementwise_kernels
 from minidl.ops import elementwise
 from minidl.ops.arguments import Dim
 from minidl.ops.binary import piecewise_linear
+from minidl.ops.indexing import narrow
 from minidl.ops.scatter_gather import gather
-from minidl.ops.shape import expand
+from minidl.ops.shape import expand, squeeze
 from minidl.tensors import Tensor
 
-__all__ = ["amax", "amin", "argmax", "argmin", "max", "min", "topk"]
+__all__ = ["amax", "amin", "argmax", "argmin", "kthvalue", "max", "min", "topk"]
 
 
 class Found(NamedTuple):
@@ -201,3 +202,19 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
     Raises ValueError unless 0 <= k <= the size of `dim`, IndexError for a dimension out of range.
     """
     return Found(*Topk.apply(input, k, dim, largest))
+
+
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Found:
+    """Return the k-th smallest element along `dim`, counted from 1, and its index; NaN counts as above all others.
+
+    Raises ValueError unless 1 <= k <= the size of `dim`, IndexError for a dimension out of range.
+    """
+    at, k = check.axis("kthvalue", dim, builtins.max(input.ndim, 1)), check.integer("kthvalue", "k", k)
+    size = input.shape[at] if input.ndim else 1
+    if not 1 <= k <= size:
+        raise ValueError(f"kthvalue: k is {k}, expected 1 to {size}, the size of dim {dim}")
+    smallest = topk(input, k, at, largest=False)
+    if not input.ndim:
+        return smallest
+    last = [narrow(part, at, k - 1, 1) for part in smallest]
+    return Found(*last) if keepdim else Found(*(squeeze(part, at) for part in last))

@@ -20,6 +20,7 @@ from minidl.kernels import elementwise
 from minidl.kernels import random as random_kernels
 from minidl.ops import bitwise, conditional, powers, scatter_gather, unary
 from minidl.ops import elementwise as ops
+from minidl.ops.binary import raw_operand
 from minidl.ops.change import Operand, change, check_fits, refuse_recorded
 from minidl.ops.shape import clone, expand, to
 from minidl.tensors import Scalar, Tensor
@@ -32,7 +33,7 @@ def add_(x: Tensor, other: Operand, alpha: Scalar = 1) -> Tensor:
         return _arithmetic("add_", x, ops.add, elementwise.add, other)
     return _arithmetic(
         "add_", x, lambda a, b: ops.add(a, b, alpha=alpha),
-        lambda a, b, out: elementwise.add_scaled(a, b, alpha, out), other, integers=False,
+        lambda a, b, out: elementwise.add_scaled(a, b, raw_operand(alpha), out), other, integers=False,
     )  # fmt: skip
 
 

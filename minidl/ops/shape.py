@@ -91,7 +91,7 @@ class To(Function):
     recorded_backward = backward
 
 
-Clone = move_function("Clone", lambda x, _: x.clone(), lambda dy, *_: dy)
+Clone = move_function("Clone", lambda x, order: x.clone(memory_format=order), lambda dy, *_: dy)
 Contiguous = move_function(
     "Contiguous", lambda x, order: copies.note(x.contiguous(memory_format=order), x), lambda dy, *_: dy
 )
@@ -240,9 +240,9 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
     return Reshape.apply(input, (*input.shape[:at], 1, *input.shape[at:]))
 
 
-def clone(input: Tensor) -> Tensor:
+def clone(input: Tensor, *, memory_format: torch.memory_format = torch.preserve_format) -> Tensor:
     """Return a copy of input in new memory; gradients flow through (not through `input.detach().clone()`)."""
-    return Clone.apply(input, None)
+    return Clone.apply(input, memory_format)
 
 
 def wide(input: Tensor) -> Tensor:
@@ -284,5 +284,5 @@ def to(
     if (input.device, input.dtype) != (device, dtype):
         input = To.apply(input, device, dtype)
     elif copy:
-        input = Clone.apply(input, None)
+        input = clone(input)
     return input if memory_format == torch.preserve_format else contiguous(input, memory_format)

@@ -10,7 +10,7 @@ from minidl.kernels import check, memory_layout, reduce
 from minidl.ops.extrema import Chosen, Found
 from minidl.tensors import Tensor
 
-__all__ = ["argsort", "sort"]
+__all__ = ["argsort", "msort", "sort"]
 
 
 class Sort(Chosen):
@@ -31,6 +31,11 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = True) -> Tensor:
     """Return the indices of `sort`."""
     return Tensor(sorted_values(input.data, check.axis("argsort", dim, max(input.ndim, 1)), descending)[1])
+
+
+def msort(input: Tensor) -> Tensor:
+    """Return input sorted along its first dimension."""
+    return sort(input, 0).values
 
 
 def sorted_values(x: torch.Tensor, dim: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:

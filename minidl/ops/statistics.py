@@ -5,6 +5,7 @@ Kernels sort and compare floating numbers and compute their bins; torch counts i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from minidl.ops.scatter_gather import Summed, gather
 from minidl.ops.shape import movedim, reshape, to, unsqueeze, wide
 from minidl.tensors import Scalar, Tensor
 
-__all__ = ["bincount", "histc", "median", "quantile", "unique"]
+__all__ = ["bincount", "histc", "median", "quantile", "unique", "unique_consecutive"]
 
 INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
@@ -156,9 +157,21 @@ def unique(
     With return_inverse, then the position of each element among them, with return_counts how often each occurs, int64.
     Every NaN is distinct. No gradient is recorded. Raises IndexError for a dimension out of range.
     """
-    axis = None if dim is None else check.axis("unique", dim, max(input.ndim, 1))
-    values, codes = _codes(input.data)
-    outputs = torch.unique(codes, return_inverse=return_inverse, return_counts=return_counts, dim=axis)
+    return _distinct(torch.unique, input, return_inverse, return_counts, dim)
+
+
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
+    """Return the elements, or parts along `dim`, that differ from the one before; arguments, results and errors as
+    `unique`."""
+    return _distinct(torch.unique_consecutive, input, return_inverse, return_counts, dim)
+
+
+def _distinct(function: Callable[..., Any], x: Tensor, inverse: bool, counts: bool, dim: int | None) -> Any:
+    axis = None if dim is None else check.axis(function.__name__, dim, max(x.ndim, 1))
+    values, codes = _codes(x.data)
+    outputs = function(codes, return_inverse=inverse, return_counts=counts, dim=axis)
     first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
     elements = Tensor(first if values is None else values[first])
     return (elements, *map(Tensor, others)) if others else elements

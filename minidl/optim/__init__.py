@@ -19,13 +19,14 @@ from minidl.common import suggestions
 from minidl.optim import lr_scheduler
 from minidl.optim.base import Optimizer
 from minidl.optim.groups import Params
+from minidl.optim.lbfgs import LBFGS
 from minidl.optim.optimizers import SGD, Adagrad, Adam, Adamax, AdamW, Muon, NAdam, RAdam, RMSprop
 from minidl.optim.schedules import CosineLR, LinearDecayLR, Schedule, WarmupLR
 from minidl.optim.skips import NotFiniteWarning
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "AdamW", "Adamax", "CosineLR", "LinearDecayLR", "Muon", "NAdam", "NotFiniteWarning",
-    "Optimizer", "Params", "RAdam", "RMSprop", "Schedule", "WarmupLR", "lr_scheduler",
+    "LBFGS", "SGD", "Adagrad", "Adam", "AdamW", "Adamax", "CosineLR", "LinearDecayLR", "Muon", "NAdam",
+    "NotFiniteWarning", "Optimizer", "Params", "RAdam", "RMSprop", "Schedule", "WarmupLR", "lr_scheduler",
 ]  # fmt: skip
 
 

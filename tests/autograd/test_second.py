@@ -27,6 +27,7 @@ LABELS = torch.tensor([2, 0, 3])
 MASK = torch.tensor([[True, False, True, True]])
 # Each is written once, for torch.nn.functional and minidl.ops; `t` is torch or minidl.
 X, Y, ROW, POSITIVE = drawn(3, 4), drawn(3, 4, seed=1), drawn(4), drawn(3, 4, positive=True)
+COS, SIN = ANGLES = drawn(3, 2), drawn(3, 2, seed=1)
 IMAGE, KERNEL = drawn(2, 3, 5, 5), drawn(4, 3, 3, 3)
 CASES = [
     case("add", lambda t, f, a, b: (a + b) * (a + 2), X, ROW),
@@ -78,6 +79,10 @@ CASES = [
             "softmax": {"dim": 1}, "log_softmax": {"dim": 0},
         }.items()
     ),
+    case("swiglu", lambda t, f, a: (f.silu(a[:, :2]) * a[:, 2:] if t is torch else f.swiglu(a)) ** 2, X),
+    case("rotary", lambda t, f, a: (f.rotary(a, *(placed(t, each) for each in ANGLES)) if t is minidl else torch.cat(
+        [a[:, :2] * COS - a[:, 2:] * SIN, a[:, 2:] * COS + a[:, :2] * SIN], 1)) ** 3, X),
+    case("geglu", lambda t, f, a: (f.gelu(a[:, :2]) * a[:, 2:] if t is torch else f.geglu(a)) ** 2, X),
     case("prelu", lambda t, f, a, w: f.prelu(a, w) ** 2, X, drawn(4)),
     case("cross_entropy", lambda t, f, a: f.cross_entropy(
         a * a, placed(t, torch.tensor([2, -100, 3])), placed(t, ROW.abs()), label_smoothing=0.1), X),

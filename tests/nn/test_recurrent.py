@@ -245,6 +245,32 @@ def test_packing_and_padding(first, lengths, more, width):
         assert all((leaf.grad.data == 1).all() for leaf in leaves)
 
 
+@pytest.mark.parametrize("lengths", [(4, 2, 2), (1, 3, 2), (5,)])
+def test_lists_of_sequences_are_packed_and_unpacked(lengths):
+    is_sorted = list(lengths) == sorted(lengths, reverse=True)
+    parts = [numbers(length, 2, seed=length) for length in lengths]
+    leaves = [Tensor(part, requires_grad=True) for part in parts]
+    packed = rnn.pack_sequence(leaves, enforce_sorted=is_sorted)
+    expected = torch.nn.utils.rnn.pack_sequence(parts, enforce_sorted=is_sorted)
+    for ours, theirs in zip(packed, expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours.data, theirs)
+    unpacked = rnn.unpack_sequence(packed)
+    assert all(torch.equal(ours.data, part) for ours, part in zip(unpacked, parts, strict=True))
+    sum((part * part).sum() for part in unpacked).backward()
+    assert all(torch.equal(leaf.grad.data, 2 * part) for leaf, part in zip(leaves, parts, strict=True))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("lengths", [[3, 1], [2, 0], Tensor(torch.tensor([1, 3])), torch.tensor([3, 3])])
+def test_padded_sequences_are_separated(first, lengths):
+    x = numbers(2, 3, 4) if first else numbers(3, 2, 4)
+    raw = lengths.data if isinstance(lengths, Tensor) else torch.as_tensor(lengths)
+    expected = torch.nn.utils.rnn.unpad_sequence(x.clone(), raw, first)
+    for ours, theirs in zip(rnn.unpad_sequence(Tensor(x), lengths, first), expected, strict=True):
+        assert torch.equal(ours.data, theirs)
+
+
 def test_a_packed_sequence_finds_its_inverse_and_moves():
     order = torch.tensor([2, 0, 1], device=default_device())
     packed = rnn.PackedSequence(Tensor(numbers(3, 2)), Tensor(torch.tensor([3])), Tensor(order))
@@ -295,7 +321,12 @@ X = numbers(4, 2, 3, dtype=torch.float32)
         ),
         (lambda: rnn.pad_sequence([]), ValueError, "expected one or more Tensors"),
         (lambda: rnn.pad_sequence([Tensor(X)], padding_side="top"), ValueError, "padding_side is 'top'"),
-        (lambda: rnn.unpack_sequence, AttributeError, "minidl.nn.utils.rnn has no unpack_sequence"),
+        (lambda: rnn.pack_sequences, AttributeError, "minidl.nn.utils.rnn has no pack_sequences"),
+        (lambda: rnn.pack_sequence([]), ValueError, "expected one or more Tensors"),
+        (lambda: rnn.pack_sequence([Tensor(X[:2]), Tensor(X)]), ValueError, "set enforce_sorted=False"),
+        (lambda: rnn.unpad_sequence(Tensor(X), [1, 5]), ValueError, "expected 2 numbers from 0 to 4"),
+        (lambda: rnn.unpad_sequence(Tensor(X), [1]), ValueError, "expected 2 numbers from 0 to 4"),
+        (lambda: rnn.unpad_sequence(Tensor(X[0, 0]), [1]), ValueError, "expected two dimensions or more"),
     ],
 )
 def test_bad_input_is_refused(call, error, message):

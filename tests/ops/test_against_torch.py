@@ -66,6 +66,11 @@ CASES = {
     "chunk": lambda m, x: x.chunk(4, 2),
     "chunk of nothing": lambda m, x: x[:0].chunk(2),
     "sort": lambda m, x: m.sort(x, 1)[0],
+    "msort": lambda m, x: (m.msort(x), x.msort(), m.msort(x.sum())),
+    "kthvalue": lambda m, x: (
+        *m.kthvalue(x, 2), *x.kthvalue(1, 0, True), *m.kthvalue(x, x.shape[1], dim=1), *m.kthvalue(x.sum(), 1),
+        *m.kthvalue(x.transpose(0, 1), 2, 0, keepdim=True),
+    ),
     "argsort": lambda m, x: m.argsort(x, 0, descending=True),
     "any": lambda m, x: m.any(x > 1, 1),
     "all": lambda m, x: m.all(x),
@@ -265,6 +270,7 @@ def test_order(dtype, dim, descending):
         (lambda x: x.sum(1.0), "sum: dim is 1.0"),
         (lambda x: x.argmax("a"), "argmax: dim is 'a'"),
         (lambda x: x.topk(2.0), "topk: k is 2.0"),
+        (lambda x: x.kthvalue(2.0), "kthvalue: k is 2.0"),
         (lambda x: x.split(1.5), "split: split_size_or_sections is 1.5"),
         (lambda x: x.chunk(None), "chunk: chunks is None"),
         (lambda x: x.roll(0.5, 0), "roll: shifts is 0.5"),
@@ -314,3 +320,8 @@ def test_sizes_below_zero_are_refused():
     ):
         with pytest.raises(ValueError, match=said):
             call()
+
+
+def test_an_element_beyond_the_last_is_refused():
+    with pytest.raises(ValueError, match="kthvalue: k is 4, expected 1 to 3, the size of dim -1"):
+        ops.kthvalue(Tensor(numbers(2, 3).to(default_device())), 4)

@@ -9,10 +9,11 @@ from minidl.tensors import Tensor, default_device
 from minidl.testing.specs import all_specs
 from minidl.testing.specs.make import SeededMake
 
-# Views and copies into another order say how their result lies themselves; a product's rows are what it makes.
+# Views and copies into another order say how their result lies themselves; a product's rows are what it makes, as
+# are those of the operations of transformers.
 OTHERWISE = {
     "reshape", "flatten", "permute", "transpose", "transposed", "expand", "contiguous", "matmul",
-    "scaled_dot_product_attention",
+    "scaled_dot_product_attention", "geglu", "rotary", "swiglu",
 }  # fmt: skip
 # Their gradient is a view, repeated along what was reduced.
 REPEATED = {"sum", "mean"}

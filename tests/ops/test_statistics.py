@@ -34,6 +34,12 @@ CASES = {
         *m.unique(x[:, :3, :1].sign().detach(), return_inverse=True, return_counts=True, dim=0),
         m.unique(x[:0].detach()), m.unique((x > 0).detach()), *m.unique((x.detach() * 2).long(), return_counts=True),
     ),
+    "unique_consecutive": lambda m, x: (
+        m.unique_consecutive(x.sign().detach()), *m.unique_consecutive(x.sign().detach(), True, True),
+        *m.unique_consecutive(x[:, :3, :1].sign().detach(), return_inverse=True, return_counts=True, dim=0),
+        m.unique_consecutive(x[:0].detach()), *(x.detach() * 2).long().unique_consecutive(return_counts=True),
+        m.unique_consecutive(x.detach().sum()),
+    ),
 }  # fmt: skip
 
 
@@ -72,6 +78,10 @@ def test_special_values_as_torch(values):
     torch.testing.assert_close(elements, torch.unique(x), **exact)
     torch.testing.assert_close(elements[inverse], x, **exact)
     assert torch.equal(torch.bincount(inverse, minlength=len(elements)), counts)
+    for got, expected in zip(
+        ops.unique_consecutive(ours, True, True), torch.unique_consecutive(x, True, True), strict=True
+    ):
+        torch.testing.assert_close(got.data.cpu(), expected, **exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.uint8])
@@ -110,7 +120,8 @@ def test_dtypes(dtype):
         (lambda x: ops.bincount(x[0].long() - 9), ValueError, "bincount: input has -.*, expected numbers from 0"),
         (lambda x: ops.bincount(x[0].long(), x), ValueError, r"bincount: .* and weights \[2, 4\], expected \[N\]"),
         (lambda x: ops.bincount(x[0].long(), minlength=-1), ValueError, "bincount: minlength is -1"),
-        (lambda x: ops.unique(x, dim=2), IndexError, "dim 2 is out of range"),
+        (lambda x: ops.unique(x, dim=2), IndexError, "unique: dim 2 is out of range"),
+        (lambda x: ops.unique_consecutive(x, dim=2), IndexError, "unique_consecutive: dim 2 is out of range"),
     ],
 )
 def test_refusals(call, error, message):

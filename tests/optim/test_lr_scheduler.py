@@ -66,7 +66,9 @@ def test_the_names_of_before_are_refused():
         optim.ASGD  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "Muon"])
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adagrad", "LBFGS", "Muon"]
+)
 def test_arguments_are_torch_s(name):
     """All of torch's, in its order, with its defaults; our own come after them and by name."""
     ours, theirs = (inspect.signature(getattr(home, name)).parameters for home in (optim, torch.optim))

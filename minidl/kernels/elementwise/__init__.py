@@ -120,10 +120,22 @@ def add_act(a: torch.Tensor, b: torch.Tensor, act: Activation) -> torch.Tensor:
     return compute("add", functions.ADD_ACTIVATE, a, b, act=act)
 
 
+def act_mul(a: torch.Tensor, b: torch.Tensor, act: Activation, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return act(a) b. The gradient in b is act_mul(a, dy)."""
+    return compute("act_mul", functions.ACTIVATE_MUL, a, b, act=act, out=out)
+
+
+def act_mul_grad(
+    dy: torch.Tensor, a: torch.Tensor, b: torch.Tensor, act: Activation, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the gradient in a of `act_mul`: dy act'(a) b."""
+    return compute("act_mul_grad", functions.ACTIVATE_MUL_GRAD, dy, a, b, act=act, out=out)
+
+
 add = _binary("add", "Return a + b.", integers=True)
 
 
-def add_scaled(a: torch.Tensor, b: Operand, factor: float, out: torch.Tensor | None = None) -> torch.Tensor:
+def add_scaled(a: torch.Tensor, b: Operand, factor: Operand, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a + factor b, rounded once at the end."""
     return compute("add", functions.ADD_SCALED, a, b, factor, integers=True, out=out)
 

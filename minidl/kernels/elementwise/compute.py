@@ -159,22 +159,25 @@ def compute(
             f"{name}: the result has shape {list(shape)} and dtype {kind}, which does not fit in place of "
             f"{list(out.shape)} and {out.dtype}"
         )
-    if out is not None and memory_layout.dense(shape, out.stride()):
+    gaps = out is not None and not memory_layout.dense(shape, out.stride())
+    if out is not None and (not gaps or len(shape) == 2):
         y = out
     else:
         y = memory_layout.empty(shape, tensors if like is None else [like], kind)
     code, slope = activation.parse(act)
     operation = Operation(number, acc, tl.int1 if condition else acc, activation.CODES[code], slope)
-    _launch(tensors, y, dtype, operation)
+    _launch(tensors, y, dtype, operation, gaps and y is out)
     return y if out is None or out is y else out.copy_(y)
 
 
-def _launch(tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, operation: Operation) -> None:
+def _launch(
+    tensors: list[torch.Tensor], y: torch.Tensor, dtype: torch.dtype, operation: Operation, gaps: bool = False
+) -> None:
     total = y.numel()
     if total == 0:
         return
     absent = [None] * (3 - len(tensors))
-    if all(x.numel() == 1 or _is_contiguous_like(x, y) for x in tensors):
+    if not gaps and all(x.numel() == 1 or _is_contiguous_like(x, y) for x in tensors):
         tile = launch.tile("elementwise", dtype, N=total)
         # A single element counts as a range of length 1, so that a result is never a scalar.
         scalars = sum((x.numel() == 1 < total) << i for i, x in enumerate(tensors))

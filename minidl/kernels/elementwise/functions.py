@@ -13,7 +13,7 @@ NEG, ABS, EXP, LOG, SQRT, SQUARE, RECIPROCAL, SIGN, ACTIVATE = map(tl.constexpr,
 FLOOR, CEIL, TRUNC, ROUND, SIN, COS, LOG1P, EXPM1, ERF, LOG2, RSQRT = map(tl.constexpr, range(80, 91))
 # Two.
 ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM = map(tl.constexpr, range(20, 27))
-ADD_ACTIVATE = tl.constexpr(33)
+ADD_ACTIVATE, ACTIVATE_MUL, ACTIVATE_MUL_GRAD = map(tl.constexpr, (33, 35, 76))
 PRELU, PRELU_GRAD_B = map(tl.constexpr, (34, 46))
 EQ, NE, LT, LE, GT, GE = map(tl.constexpr, range(27, 33))
 DIV_TRUNC, DIV_FLOOR, FMOD, REMAINDER = map(tl.constexpr, range(100, 104))
@@ -172,6 +172,8 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
         return a + b
     elif OP == ADD_ACTIVATE:
         return activate(a + b, ACT, SLOPE)
+    elif OP == ACTIVATE_MUL:
+        return activate(a, ACT, SLOPE) * b
     elif OP == SUB:
         return a - b
     elif OP == MUL:
@@ -237,7 +239,7 @@ def function_of_2(a, b, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr
 
 
 @triton.jit
-def function_of_3(a, b, c, OP: tl.constexpr):
+def function_of_3(a, b, c, OP: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr):
     if OP == WHERE:
         return tl.where(a, b, c)
     elif OP == CLAMP:
@@ -261,6 +263,8 @@ def function_of_3(a, b, c, OP: tl.constexpr):
         return tl.where(b <= c, a, 0.0)
     elif OP == ADD_SCALED:
         return a + c * b
+    elif OP == ACTIVATE_MUL_GRAD:
+        return a * activate_grad(b, ACT, SLOPE) * c  # dy b may overflow
     elif OP == PASS_GT:
         return tl.where(b <= c, 0.0, a)
     elif OP == PASS_LT:
@@ -283,7 +287,7 @@ def function_of_3(a, b, c, OP: tl.constexpr):
 def function(a, b, c, operation: tl.constexpr):
     """Return f(a), f(a, b) or f(a, b, c); operands that f lacks are None."""
     if c is not None:
-        return function_of_3(a, b, c, operation.OP)
+        return function_of_3(a, b, c, operation.OP, operation.ACT, operation.SLOPE)
     elif b is not None:
         return function_of_2(a, b, operation.OP, operation.ACT, operation.SLOPE)
     else:

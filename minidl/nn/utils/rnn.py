@@ -14,7 +14,10 @@ from minidl.common import suggestions
 from minidl.kernels import check
 from minidl.tensors import Tensor
 
-__all__ = ["PackedSequence", "pack_padded_sequence", "pad_packed_sequence", "pad_sequence"]
+__all__ = [
+    "PackedSequence", "pack_padded_sequence", "pack_sequence", "pad_packed_sequence", "pad_sequence", "unpack_sequence",
+    "unpad_sequence",
+]  # fmt: skip
 
 
 class _Packed(NamedTuple):
@@ -80,6 +83,34 @@ def pack_padded_sequence(
     data = input.reshape(B * T, *input.shape[2:])[Tensor(rows)]
     sorted_indices = None if indices is None else Tensor(indices.to(input.device))
     return PackedSequence(data, Tensor(present.sum(1)), sorted_indices)
+
+
+def pack_sequence(sequences: Sequence[Tensor], enforce_sorted: bool = True) -> PackedSequence:
+    """Pack sequences [L, ...]. Raises as `pad_sequence` and `pack_padded_sequence`."""
+    parts = list(sequences)
+    return pack_padded_sequence(pad_sequence(parts), [len(x) for x in parts], enforce_sorted=enforce_sorted)
+
+
+def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
+    """Return the sequences [L, ...] of `pack_sequence`, in the order before they were sorted."""
+    return unpad_sequence(*pad_packed_sequence(packed_sequences, batch_first=True), batch_first=True)
+
+
+def unpad_sequence(
+    padded_sequences: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False
+) -> list[Tensor]:
+    """Return the sequences [L, ...] of the lengths [B] in [T, B, ...], or [B, T, ...] with batch_first, as views.
+
+    Raises ValueError for lengths that do not fit.
+    """
+    numbers = lengths.tolist() if isinstance(lengths, Tensor | torch.Tensor) else list(lengths)
+    if padded_sequences.ndim < 2:
+        raise ValueError(f"unpad_sequence: got shape {list(padded_sequences.shape)}, expected two dimensions or more")
+    rows = padded_sequences if batch_first else padded_sequences.transpose(0, 1)
+    B, T = rows.shape[:2]
+    if len(numbers) != B or not all(0 <= number <= T for number in numbers):
+        raise ValueError(f"unpad_sequence: lengths is {numbers}, expected {B} numbers from 0 to {T}")
+    return [rows[b, :number] for b, number in enumerate(numbers)]
 
 
 def pad_packed_sequence(

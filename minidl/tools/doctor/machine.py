@@ -21,6 +21,7 @@ NEEDED = {"torch": "2.11", "triton": "3.6", "numpy": "1.26"}
 TESTED = {"torch": "2.13.0", "triton": "3.7.1", "numpy": "2.4.6"}
 PLOTS = ("matplotlib",)
 ARROW = ("pyarrow",)
+ONNX = ("onnx", "onnxruntime", "onnxscript")
 NOTEBOOKS = ("ipykernel", "jupytext", "nbclient", "nbformat")
 ENOUGH_DISK = 2 * 2**30
 
@@ -46,6 +47,7 @@ def checks() -> Iterator[Check]:
         "devices": _devices, "kernels": _kernels, "tiles": _tiles, "compiler": _compiler,
         "plots": partial(_extra, "plots", PLOTS, "curves and confusion matrices are not drawn"),
         "arrow": partial(_extra, "arrow", ARROW, ".zst, .parquet, .arrow and .feather files cannot be read"),
+        "onnx": partial(_extra, "onnx", ONNX, "models cannot be exported to ONNX"),
         "notebooks": partial(_extra, "notebooks", NOTEBOOKS, "notebooks cannot be executed"),
         "data": _data, "threads": _threads, "disk": _disk, "self test": _self_test,
     }  # fmt: skip

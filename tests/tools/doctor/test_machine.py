@@ -105,7 +105,8 @@ def test_extras(monkeypatch):
 def test_every_extra_is_looked_for():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) <= {check.name for check in machine.checks()}
-    for name, packages in {"plots": machine.PLOTS, "arrow": machine.ARROW, "notebooks": machine.NOTEBOOKS}.items():
+    extras = {"plots": machine.PLOTS, "arrow": machine.ARROW, "onnx": machine.ONNX, "notebooks": machine.NOTEBOOKS}
+    for name, packages in extras.items():
         assert set(packages) <= {re.split(r"\W", package)[0] for package in extras[name]}
 
 
