@@ -24,6 +24,7 @@ from minidl.ops import (
     conv_sequence,
     conv_transpose,
     conv_volume,
+    ctc,
     elementwise,
     extrema,
     indexing,
@@ -64,6 +65,7 @@ from minidl.ops.conv import *
 from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
+from minidl.ops.ctc import *
 from minidl.ops.elementwise import *
 from minidl.ops.extrema import *
 from minidl.ops.indexing import *
@@ -106,6 +108,7 @@ __all__ += conv.__all__
 __all__ += conv_sequence.__all__
 __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
+__all__ += ctc.__all__
 __all__ += elementwise.__all__
 __all__ += extrema.__all__
 __all__ += indexing.__all__
