@@ -76,9 +76,8 @@ def paths_kernel(
     m_x = (o < L) & (o < 2) & (steps > 0)  # of the first two positions in the first step
     b_x = tl.load(p_x + t * sizes.s_t, mask=m_x & m_c, other=float("nan")).to(ACC)
     for step in range(steps):
-        b_ahead = tl.load(
-            p_x + (t + dt) * sizes.s_t, mask=(o < L) & m_c & (step + 1 < steps), other=float("nan")
-        ).to(ACC)  # fmt: skip
+        m_ahead = (o < L) & m_c & (step + 1 < steps)
+        b_ahead = tl.load(p_x + (t + dt) * sizes.s_t, mask=m_ahead, other=float("nan")).to(ACC)
         b_1 = shifted(b_a, o, 1)
         b_2 = tl.where(m_skip, shifted(b_a, o, 2), float("-inf"))
         b_top = tl.maximum(tl.maximum(b_a, b_1), b_2)

@@ -27,6 +27,7 @@ from minidl.ops import (
     ctc,
     elementwise,
     extrema,
+    grid,
     indexing,
     join,
     linalg,
@@ -68,6 +69,7 @@ from minidl.ops.conv_volume import *
 from minidl.ops.ctc import *
 from minidl.ops.elementwise import *
 from minidl.ops.extrema import *
+from minidl.ops.grid import *
 from minidl.ops.indexing import *
 from minidl.ops.join import *
 from minidl.ops.linalg import *
@@ -111,6 +113,7 @@ __all__ += conv_volume.__all__
 __all__ += ctc.__all__
 __all__ += elementwise.__all__
 __all__ += extrema.__all__
+__all__ += grid.__all__
 __all__ += indexing.__all__
 __all__ += join.__all__
 __all__ += linalg.__all__

@@ -46,12 +46,11 @@ def ctc_loss(
     Shapes: log_probs [T, N, C] or [T, C]; targets int64, int32 or uint8, padded [N, S] or the labels of all sequences
     one after another; lengths [N]: integer tensors, which are copied from a GPU, or sequences. Nothing beyond the
     lengths is read. "mean" divides each loss by its number of labels and averages; "none" gives the loss of each
-    sequence. A sequence shorter than its labels, and a blank between equal ones, has an infinite loss and a gradient of
-    NaN, with zero_infinity both are 0. As in torch, the gradient is e^log_probs minus the probability of the class in
-    the step: behind `log_softmax` it is exact.
+    sequence. One shorter than its labels, with a blank between equal ones, has an infinite loss and a gradient of NaN;
+    with zero_infinity both are 0. As in torch, the gradient is e^log_probs minus the probability of the class in the
+    step, which is exact behind `log_softmax`.
     Raises TypeError for dtypes, ValueError for shapes, lengths, devices or options that do not fit. A label that is
-    blank or no class raises IndexError on the CPU; on a GPU, where the check would wait for the device, the loss is
-    NaN.
+    blank or no class raises IndexError on the CPU; on a GPU, which the check would wait for, the loss is NaN.
     """
     check.floating("ctc_loss", log_probs=log_probs.data)
     check_reduction("ctc_loss", reduction)

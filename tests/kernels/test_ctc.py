@@ -162,3 +162,30 @@ def test_targets_on_another_device(device):
     x = minidl.from_torch(log_probs(9, 1, 6, device))
     with pytest.raises(ValueError, match=r"log_probs is on .* and targets on meta; move one"):
         ops.ctc_loss(x, Tensor(labels(1, 2, 6).to("meta")), (9,), (2,))
+
+
+REFUSED = [
+    (ValueError, r"log_probs has shape \[5, 0, 4\], expected \[T, N, C\]", {"shape": (5, 0, 4)}),
+    (ValueError, r"log_probs has shape \[4\], expected", {"shape": (4,)}),
+    (ValueError, "blank is 4, expected a class from 0 to 3", {"blank": 4}),
+    (ValueError, "blank is -1, expected a class from 0 to 3", {"blank": -1}),
+    (ValueError, "unknown reduction 'batchmean'", {"reduction": "batchmean"}),
+    (ValueError, r"targets has shape \[3, 2\], expected \[2, S\] or \[3\]", {"targets": (3, 2), "counts": (2, 1)}),
+    (ValueError, r"targets has shape \[4\], expected \[2, S\] or \[3\]", {"targets": (4,), "counts": (2, 1)}),
+    (ValueError, r"targets has shape \[\], expected \[2, S\] or \[0\]", {"targets": (), "counts": (0, 0)}),
+    (ValueError, r"input_lengths is \[6, 4\], expected 2 numbers from 0 to 5", {"steps": (6, 4)}),
+    (ValueError, r"input_lengths is \[5\], expected 2 numbers from 0 to 5", {"steps": (5,)}),
+    (ValueError, r"target_lengths is \[3, 4\], expected 2 numbers from 0 to 3", {"counts": torch.tensor([3, 4])}),
+    (ValueError, r"target_lengths is \[-1, 3\], expected 2 numbers from 0 to 3", {"counts": (-1, 3)}),
+    (TypeError, "input_lengths is 4.5, expected a whole number", {"steps": (5, 4.5)}),
+    (TypeError, "log_probs has dtype torch.int64, expected a floating type", {"dtype": torch.int64}),
+]
+
+
+@pytest.mark.parametrize(("error", "message", "change"), REFUSED, ids=[message for _, message, _ in REFUSED])
+def test_what_does_not_fit_is_refused(error, message, change, device):
+    call = {"shape": (5, 2, 4), "targets": (2, 3), "steps": (5, 4), "counts": (3, 2), "dtype": torch.float32} | change
+    x, targets = (torch.ones(call.pop(name), device=device) for name in ("shape", "targets"))
+    x = Tensor(x.to(call.pop("dtype")))
+    with pytest.raises(error, match=message):
+        ops.ctc_loss(x, Tensor(targets.long()), call.pop("steps"), call.pop("counts"), **call)
