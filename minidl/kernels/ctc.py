@@ -68,23 +68,23 @@ def paths_kernel(
     o = tl.arange(0, BLOCK)
     o_s = tl.where(reverse == 1, L - 1 - o, o)
     b_c, m_c = labels_at(p_label, tl.load(p_length + 2 * sizes.N + n), tl.where(o < L, o_s, 0), L, sizes)
-    m_skip = (o % 2 == 1) & (o > 2) & (b_c != tl.gather(b_c, tl.maximum(o - 2, 0), 0))
+    m_skip = b_c != tl.gather(b_c, tl.maximum(o - 2, 0), 0)  # never of a blank
+    b_none = tl.where(o < L, float("nan"), float("-inf"))  # of a label that is no class, and of no position
     p_x += n * sizes.s_n + b_c * sizes.s_c
     b_a = tl.where(o == 0, 0.0, float("-inf")).to(ACC)
     total = tl.full((), 0.0, ACC)
     t, dt = tl.where(reverse == 1, steps - 1, 0), tl.where(reverse == 1, -1, 1)
-    m_x = (o < L) & (o < 2) & (steps > 0)  # of the first two positions in the first step
-    b_x = tl.load(p_x + t * sizes.s_t, mask=m_x & m_c, other=float("nan")).to(ACC)
+    b_x = tl.load(p_x + t * sizes.s_t, mask=(o < L) & m_c & (steps > 0), other=b_none).to(ACC)
     for step in range(steps):
         m_ahead = (o < L) & m_c & (step + 1 < steps)
-        b_ahead = tl.load(p_x + (t + dt) * sizes.s_t, mask=m_ahead, other=float("nan")).to(ACC)
+        b_ahead = tl.load(p_x + (t + dt) * sizes.s_t, mask=m_ahead, other=b_none).to(ACC)
         b_1 = shifted(b_a, o, 1)
         b_2 = tl.where(m_skip, shifted(b_a, o, 2), float("-inf"))
         b_top = tl.maximum(tl.maximum(b_a, b_1), b_2)
         b_top = tl.where(b_top == float("-inf"), 0.0, b_top)
         b_a = b_top + tl.log(tl.exp(b_a - b_top) + tl.exp(b_1 - b_top) + tl.exp(b_2 - b_top))
         b_before = b_a
-        b_a = tl.where(m_x, b_a + b_x, float("-inf"))
+        b_a += b_x
         top = tl.max(b_a, axis=0)
         top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
         total += top
@@ -92,7 +92,6 @@ def paths_kernel(
         if p_paths is not None:
             o_row = ((reverse * sizes.N + n) * sizes.T + t) * sizes.L
             tl.store(p_paths + o_row + o_s, tl.where(reverse == 1, b_before, b_a), mask=o < L)
-        m_x = o < L
         b_x = b_ahead
         t += dt
     if reverse == 0:

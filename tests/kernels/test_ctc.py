@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import minidl
 from minidl import nn, ops
 from minidl.autograd import grad
+from minidl.kernels import ctc as kernels
 from minidl.runtime import launch
 from minidl.tensors import Tensor
 from minidl.testing import GuardedAllocations
@@ -66,6 +67,12 @@ def test_many_labels(S, device):
     assert found[0].isfinite()
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_tiles_take_their_positions_and_classes(device):
+    with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})):
+        found, expected = both(log_probs(14, 2, 21, device), labels(2, 10, 21).to(device), (14, 13), (10, 8))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_many_steps_are_closer_than_torch():
@@ -130,6 +137,20 @@ def test_the_module_and_one_sequence(device):
     assert repr(nn.CTCLoss()) == "CTCLoss(blank=0, reduction='mean', zero_infinity=False)"
     scalars = nn.functional.ctc_loss(Tensor(x[:, 0]), Tensor(targets[None]), torch.tensor(9), torch.tensor(3), 1)
     torch.testing.assert_close(scalars.data.cpu(), expected / 3)
+
+
+@pytest.mark.parametrize("label", [-1, 0, 6])
+def test_a_kernel_reads_nothing_for_such_a_label(label, device):
+    """Its own sequence is NaN in every step; what is beside log_probs in memory is not read."""
+    x, targets = log_probs(9, 2, 6, device), torch.tensor([[1, 2], [label, 3]], device=device)
+    lengths = torch.tensor([[9, 9], [2, 2], [0, 2]], device=device)
+    with GuardedAllocations() as guards:
+        options = 0, "none", False
+        loss, paths = kernels.ctc_loss(guards.guard(x), targets, lengths, 2, *options, save=True)
+        dx = kernels.ctc_loss_grad(torch.ones_like(loss), x, targets, lengths, paths, *options)
+    assert loss.isnan().tolist() == [False, True]
+    assert dx[:, 1].isnan().all()
+    assert not dx[:, 0].isnan().any()
 
 
 @pytest.mark.parametrize("label", [-1, 0, 6])
