@@ -267,6 +267,7 @@ def layers_and_losses(x, labels):
         z.sum()
         + ops.prelu(y, x[0, :1]).sum()
         + ops.nll_loss(ops.log_softmax(y), labels)
+        + ops.ctc_loss(ops.log_softmax(y), labels[:2] * 0 + 1, (6,), (2,))
         + ops.cross_entropy(y, p)
         + ops.l1_loss(y, target)
         + ops.smooth_l1_loss(y, target)
@@ -284,6 +285,28 @@ def test_every_operation_and_its_gradient(compute_all):
         loss.backward()
         nn.utils.clip_grad_norm_([x], 1.0)
     assert x.grad.data.isfinite().all()
+
+
+class StorageAndIndices(StorageOnly):
+    """Lets torch compute with integers, too: where the rows are that a kernel reads."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name.split("::")[1] in STORAGE:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        result = func(*args, **(kwargs or {}))
+        tensors = [t for t in (*args[:1], result) if isinstance(t, torch.Tensor)]
+        if func is not torch.ops.aten.index.Tensor and any(t.dtype.is_floating_point for t in tensors):
+            raise AssertionError(f"{func} computes outside Triton")
+        return result
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_pixels_at_positions_of_a_grid(padding):
+    x, grid = (Tensor(numbers(*shape), requires_grad=True) for shape in ((1, 2, 4, 5), (1, 3, 3, 2)))
+    with StorageAndIndices():
+        ops.grid_sample(x, grid, "bilinear", padding).sum().backward()
+    with pytest.raises(AssertionError, match="computes outside Triton"), StorageAndIndices():
+        x.data.abs()
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ def _join(translator: Translator, operation: Operation) -> list[Value]:
     return [Value("join", first.element, operation.result_types[-1].shape, (first, second))]
 
 
+def _gather(translator: Translator, operation: Operation) -> list[Value]:
+    value, index = (translator.values[each] for each in operation.operands)
+    if len(value.shape) > 1:
+        raise NotImplementedError("tt.gather of several dimensions")
+    memory, (stride,) = translator.force(value).data
+    target = translator.memory(value.element, index.shape)
+    translator.nest(
+        index.shape, lambda nest, at: nest.assign(target, at, f"{memory}[{nest.value(index, at)} * {stride}]")
+    )
+    return [translator.owned(target)]
+
+
 def _load(translator: Translator, operation: Operation) -> list[Value]:
     pointer, *rest = (translator.values[each] for each in operation.operands)
     mask, other = (*rest, None, None)[:2]
@@ -171,5 +183,5 @@ HANDLERS: dict[str, Handler] = {
     "arith.constant": _constant, "tt.get_program_id": _program, "tt.get_num_programs": _program,
     "tt.make_range": _range, "tt.splat": _splat, "tt.unsplat": _splat, "tt.expand_dims": _expand,
     "tt.broadcast": _broadcast, "tt.trans": _transpose, "tt.reshape": _reshape, "tt.split": _split, "tt.join": _join,
-    "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.elementwise_inline_asm": _wait,
+    "tt.gather": _gather, "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.elementwise_inline_asm": _wait,
 }  # fmt: skip

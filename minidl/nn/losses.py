@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ class Reduction(Module):
         super().__init__()
         self.reduction = named_reduction(size_average, reduce, reduction)
 
-    def _loss(self, *tensors: Tensor) -> Tensor:
+    def _loss(self, *tensors: Any) -> Tensor:
         return type(self)._op(*tensors, **{name: getattr(self, name) for name in (*self._shown, *self._buffers)})
 
 
@@ -140,3 +141,18 @@ class CrossEntropyLoss(Loss):
         super().__init__(size_average, reduce, reduction)
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self._weights(weight=weight)
+
+
+class CTCLoss(Reduction):
+    """Minus the log-probability of labels in any alignment with blanks, see `ops.ctc_loss`."""
+
+    _op, _shown = staticmethod(ops.ctc_loss), ("blank", "reduction", "zero_infinity")
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(reduction=reduction)
+        self.blank, self.zero_infinity = blank, zero_infinity
+
+    def forward(
+        self, log_probs: Tensor, targets: Tensor, input_lengths: ops.ctc.Lengths, target_lengths: ops.ctc.Lengths
+    ) -> Tensor:
+        return self._loss(log_probs, targets, input_lengths, target_lengths)

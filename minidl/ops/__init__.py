@@ -24,8 +24,10 @@ from minidl.ops import (
     conv_sequence,
     conv_transpose,
     conv_volume,
+    ctc,
     elementwise,
     extrema,
+    grid,
     indexing,
     join,
     linalg,
@@ -65,8 +67,10 @@ from minidl.ops.conv import *
 from minidl.ops.conv_sequence import *
 from minidl.ops.conv_transpose import *
 from minidl.ops.conv_volume import *
+from minidl.ops.ctc import *
 from minidl.ops.elementwise import *
 from minidl.ops.extrema import *
+from minidl.ops.grid import *
 from minidl.ops.indexing import *
 from minidl.ops.join import *
 from minidl.ops.linalg import *
@@ -108,8 +112,10 @@ __all__ += conv.__all__
 __all__ += conv_sequence.__all__
 __all__ += conv_transpose.__all__
 __all__ += conv_volume.__all__
+__all__ += ctc.__all__
 __all__ += elementwise.__all__
 __all__ += extrema.__all__
+__all__ += grid.__all__
 __all__ += indexing.__all__
 __all__ += join.__all__
 __all__ += linalg.__all__

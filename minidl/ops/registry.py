@@ -26,9 +26,9 @@ _NO_METHOD = frozenset((
 # Operations of `minidl.ops` and `minidl.nn.functional` alone, although torch has the name at its top level; rand and
 # randn come from `minidl.ops.random`.
 _NOT_ON_TOP_LEVEL = frozenset((
-    "adaptive_max_pool1d", "batch_norm", "binary_cross_entropy_with_logits", "cosine_similarity", "embedding",
-    "embedding_bag", "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "max_pool3d", "pixel_shuffle",
-    "pixel_unshuffle", "prelu", "rand", "randn", "rms_norm",
+    "adaptive_max_pool1d", "batch_norm", "binary_cross_entropy_with_logits", "cosine_similarity", "ctc_loss",
+    "embedding", "embedding_bag", "group_norm", "instance_norm", "kl_div", "layer_norm", "max_pool2d", "max_pool3d",
+    "pixel_shuffle", "pixel_unshuffle", "prelu", "rand", "randn", "rms_norm",
 ))  # fmt: skip
 # Operators by the operation that computes them; those of the second table also exist with the operands swapped.
 _OPERATORS = {

@@ -44,15 +44,20 @@ REDUCE = kernels.function(
 )
 
 
+def filled(text, **values):
+    text = text.replace("{{", "{").replace("}}", "}")
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
+
+
 @pytest.mark.parametrize(("axis", "n"), [(0, 8), (1, 16)])
 @pytest.mark.parametrize("operation", ["maxnumf", "maximumf", "minnumf", "minimumf", "addf"])
 def test_reductions_of_a_transposed_strided_block(axis, n, operation):
     x, y = torch.randint(-9, 9, (8, 20)).float(), torch.empty(n)
     if operation != "addf":
         x[3, 5] = x[2, 0] = float("nan")
-    text = REDUCE.replace("{{", "{").replace("}}", "}")
-    for name, value in {"axis": axis, "n": n, "operation": operation}.items():
-        text = text.replace(f"{{{name}}}", str(value))
+    text = filled(REDUCE, axis=axis, n=n, operation=operation)
     kernels.launch(text, (1,), x, y, 20)
     block = x[:, :16].T
     least = operation.startswith("min")
@@ -63,6 +68,34 @@ def test_reductions_of_a_transposed_strided_block(axis, n, operation):
     else:
         expected = block.aminmax(dim=axis)[0 if least else 1]
     torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+GATHER = """
+    %c = arith.constant dense<7> : tensor<{n}xi32>
+    %i = arith.xori %k, %c : tensor<{n}xi32>
+    %g = tt.gather %m[%i] {{axis = 0 : i32}} : (tensor<{n}xf32>, tensor<{n}xi32>) -> tensor<{n}xf32>
+    tt.store %py, %g :"""
+
+
+@pytest.mark.parametrize(("axis", "n"), [(0, 8), (1, 16)])
+def test_elements_gathered_from_a_strided_block(axis, n):
+    """Each eight in reverse; the results of a reduction along the last dimension lie apart."""
+    x, y = torch.randint(-9, 9, (8, 20)).float(), torch.empty(n)
+    text = REDUCE.replace("    tt.store %py, %m :", GATHER.strip("\n"))
+    kernels.launch(filled(text, axis=axis, n=n, operation="addf"), (1,), x, y, 20)
+    assert torch.equal(y, x[:, :16].T.sum(axis).view(-1, 8).flip(1).reshape(-1))
+
+
+def test_several_dimensions_are_not_gathered():
+    text = kernels.function(
+        "%x: i32",
+        """
+        %0 = tt.splat %x : i32 -> tensor<2x2xi32>
+        %1 = tt.gather %0[%0] {axis = 0 : i32} : (tensor<2x2xi32>, tensor<2x2xi32>) -> tensor<2x2xi32>
+        """,
+    )
+    with pytest.raises(NotImplementedError, match=r"tt\.gather of several dimensions is not supported on the CPU"):
+        translate.translate(text)
 
 
 def test_an_operation_without_a_translation_is_named_with_its_line():
