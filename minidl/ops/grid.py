@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,15 +12,16 @@ from minidl.autograd import Function
 from minidl.autograd.function import in_operations
 from minidl.kernels import check
 from minidl.kernels import sparse as kernels
-from minidl.ops import reduce, unary
+from minidl.ops import creation, reduce, unary
 from minidl.ops.conditional import clamp
 from minidl.ops.elementwise import add, mul, remainder, sub
 from minidl.ops.join import cat, stack
+from minidl.ops.linalg import matmul
 from minidl.ops.lookup import embedding
 from minidl.ops.shape import movedim, reshape, to, unsqueeze, wide
 from minidl.tensors import Tensor
 
-__all__ = ["grid_sample"]
+__all__ = ["affine_grid", "grid_sample"]
 
 
 @in_operations
@@ -107,3 +109,24 @@ def _taps(x: Tensor, size: int, mode: str, padding_mode: str, corners: bool) -> 
         return index, add(mul(unsqueeze(first, 1), 0), 1)
     share = sub(x, first)
     return torch.cat([index, index + 1], 1), stack([sub(1, share), share], 1)
+
+
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    """Return the points [N, H, W, 2] to which each matrix of theta [N, 2, 3] moves those of images of the size [N, C,
+    H, W]; for volumes theta is [N, 3, 4] and the points are [N, D, H, W, 3].
+
+    x, along W, comes first. The points of an axis reach from -1 to 1, which with align_corners are the centres of the
+    outer pixels, else (None too) their outer edges. Raises TypeError for integers, ValueError for other shapes.
+    """
+    check.floating("affine_grid", theta=theta.data)
+    sizes, axes = check.sizes("affine_grid", (size,)), len(size) - 2
+    if axes not in (2, 3) or list(theta.shape) != [sizes[0], axes, axes + 1] or min(sizes) < 1:
+        raise ValueError(
+            f"affine_grid: theta has shape {list(theta.shape)} and size is {list(sizes)}, expected [N, 2, 3] and "
+            "[N, C, H, W], or [N, 3, 4] and [N, C, D, H, W], with sizes of 1 or more"
+        )
+    kind: Any = {"dtype": theta.dtype, "device": theta.device}
+    ends = [0.0 if n == 1 else 1.0 if align_corners else (n - 1) / n for n in sizes[2:]]
+    lines = [creation.linspace(-end, end, n, **kind).data for end, n in zip(ends, sizes[2:], strict=True)]
+    points = [*reversed(torch.meshgrid(*lines, indexing="ij")), torch.ones(sizes[2:], **kind)]
+    return reshape(matmul(Tensor(torch.stack(points, -1).flatten(0, -2)), theta.mT), sizes[0], *sizes[2:], axes)

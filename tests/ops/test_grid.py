@@ -120,3 +120,25 @@ def test_what_does_not_fit_is_refused(change, error, message, device):
     x, grid = (torch.zeros(call.pop(name), device=device) for name in ("input", "grid"))
     with pytest.raises(error, match=message):
         ops.grid_sample(Tensor(x), Tensor(grid.to(call.pop("dtype"))), **call)
+
+
+@pytest.mark.parametrize("size", [(2, 3, 4, 5), (2, 1, 1, 3), (2, 2, 3, 4, 5)])
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.filterwarnings("ignore:Since version 1.3.0")
+def test_points_are_moved_by_matrices(size, align_corners, device):
+    axes = len(size) - 2
+    theta = values(2, axes, axes + 1)
+    ours, theirs = Tensor(theta.to(device), requires_grad=True), theta.requires_grad_()
+    y = ops.affine_grid(ours, size, align_corners)
+    expected = F.affine_grid(theirs, size, align_corners)
+    torch.testing.assert_close(y.data.cpu(), expected.detach())
+    weight = values(*expected.shape)
+    (y * Tensor(weight.to(device))).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(ours.grad.data.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize("size", [(3, 2, 4, 5), (2, 2, 4), (2, 2, 4, 0), (2, 2, 3, 4, 5)])
+def test_points_of_other_sizes_are_refused(size, device):
+    with pytest.raises(ValueError, match=r"affine_grid: theta has shape \[2, 2, 3\] and size is .*, expected \[N"):
+        ops.affine_grid(Tensor(values(2, 2, 3).to(device)), size)
