@@ -62,6 +62,20 @@ class RemovableHandle:
         self.remove()
 
 
+class Origin(NamedTuple):
+    """The name of an operation, with the file and line outside minidl that called it."""
+
+    name: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.file}:{self.line})" if self.file else self.name
+
+
+_UNKNOWN = Origin("")
+
+
 class Context:
     """The values that a Function's forward passes to its backward: saved tensors, and any attribute.
 
@@ -72,7 +86,7 @@ class Context:
         self.needs = needs
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
-        self._where = ""
+        self.origin = _UNKNOWN
         self._pending: dict[int, Callable[[int], torch.Tensor | None]] = {}  # by thread that runs backward
 
     def pending_gradient(self, index: int) -> torch.Tensor | None:
@@ -116,7 +130,7 @@ class Context:
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
             if tensor is not None and version >= 0 and tensor._version != version:
                 raise RuntimeError(
-                    f"{self._where}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
+                    f"{self.origin}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
                     f"(version {tensor._version}, saved at {version}) before backward() used it; "
                     "clone it before changing it, or change it after backward()"
                 )
@@ -207,22 +221,27 @@ class Variable:
         return (self, 0) if self._requires_grad else None
 
 
+PLAIN: set[type] = set()  # the classes of variables that always have a value, in `_data` unless it is deferred
+
+
 class Node:
     """One recorded operation: its function and context for backward, and the origin of its inputs."""
 
     __slots__ = (
-        "__weakref__", "context", "edges", "function", "hooks", "metas", "outputs", "retained", "sequence",
-        "tensor_ids", "where",
+        "__weakref__", "context", "edges", "function", "hooks", "metas", "origin", "outputs", "retained", "sequence",
+        "tensor_ids",
     )  # fmt: skip
 
-    def __init__(self, function: Any, context: Context, edges: list[Edge | None], where: str) -> None:
+    def __init__(
+        self, function: Any, context: Context, edges: list[Edge | None],
+        metas: list[tuple[tuple[int, ...], torch.dtype] | None],
+    ) -> None:  # fmt: skip
         self.function = function
         self.context: Context | None = context
-        self.edges = edges
-        self.where = where
+        self.edges, self.metas = edges, metas
+        self.origin = context.origin
         self.sequence = next(_sequence)
         self.outputs: list[tuple[int, ...]] = []
-        self.metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
         self.tensor_ids: tuple[int, ...] = ()  # of the inputs and then the outputs, valid while the context holds them
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Variable]] = {}
@@ -253,7 +272,7 @@ class Node:
                 raise RuntimeError(f"{self}: its gradient of input {i} has NaN")
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.where})" if self.where else self.name
+        return str(self.origin)
 
 
 class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)

@@ -34,11 +34,12 @@ class OperationLayer(Module):
     """The base of layers that call an operation, `_op`, with the input and the attributes in `_arguments` (default:
     those that `repr` shows)."""
 
+    _is_single = True
     _op: Callable[..., Any]
     _arguments: tuple[str, ...] = ()
 
     def forward(self, input: Tensor) -> Any:
-        return type(self)._op(input, *(getattr(self, name) for name in self._arguments or self._shown))
+        return type(self)._op(input, *[getattr(self, name) for name in self._arguments or self._shown])
 
 
 class Linear(Module):
@@ -46,6 +47,8 @@ class Linear(Module):
 
     Shapes: [..., in] -> [..., out]. `act` is fused into the product.
     """
+
+    _is_single = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Device = None,

@@ -20,6 +20,7 @@ def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dty
 class _Affine(Module):
     """The base class of layers with a weight and a bias."""
 
+    _is_single = True
     weight: Parameter | None
     bias: Parameter | None
 
@@ -54,6 +55,7 @@ class RMSNorm(Module):
     eps None means torch.finfo(input.dtype).eps.
     """
 
+    _is_single = True
     weight: Parameter | None
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 

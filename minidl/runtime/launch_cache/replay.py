@@ -23,17 +23,18 @@ import triton.language as tl
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_hooks, precision
+from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.launch_cache.recorded_call import RecordedCall
 from minidl.runtime.launch_cache.recorder import is_recording, record_call
 
 MAX_KEYS = 4096  # of a function; when it has more, all are dropped
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses of Tensor are never replayed
-_RECORD_NEXT, _NEVER = "record next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
+_RECORD_NEXT, NEVER = "record next", "never"
 # In the interpreter kernels take longer than what replaying saves, so it is on only in tests.
-_state = {"on": not launch.INTERPRETED, "at_once": False}
+settings = {"on": not launch.INTERPRETED, "at_once": False}
 
 
 class Calls:
@@ -42,6 +43,7 @@ class Calls:
     def __init__(self, function: Callable[..., Any], plain: bool = False) -> None:
         """plain: sequences among the arguments contain only integers."""
         self.function, self.plain = function, plain
+        self.waits = False  # whether results of an operation were deferred
         self.recorded: dict[Any, Any] = {}
         launch.register_cache(self)
 
@@ -52,9 +54,10 @@ class Calls:
         result = self.replay(args, kwargs)
         return self.call(args, kwargs) if result is MISSING else result
 
-    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack():
+    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING, never: Any = MISSING) -> Any:
+        """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed, and
+        `never` if no call with its key is replayed."""
+        if not settings["on"] or (launch_hooks.active and launch.handed_over()) or torch._C._len_torch_dispatch_stack():
             return MISSING
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
@@ -62,30 +65,35 @@ class Calls:
             recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
         except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
             return MISSING
-        if type(recorded) is RecordedCall and recorded.is_current():
+        if type(recorded) is RecordedCall and (launch.ON_CPU or fast_launch.usable(recorded.kernels)):
             return recorded.replay(tensors, addresses)
-        return MISSING
+        return never if recorded is NEVER else MISSING
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """Call the function, record the call if it is the second one with its key, and return its result."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or is_recording():
-            return self.function(*args, **kwargs)
+    def call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING, function: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call the function, record the call if it is the second one with its key, and return its result.
+
+        function: called in place of the function, with the same arguments and result."""
+        function = function or self.function
+        if not settings["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or is_recording():
+            return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         try:
             key = _key(args, kwargs, tensors, addresses, self.plain)
-            state = self.recorded.get(key, _RECORD_NEXT if _state["at_once"] else None)
+            state = self.recorded.get(key, _RECORD_NEXT if settings["at_once"] else None)
         except (TypeError, RuntimeError):
-            return self.function(*args, **kwargs)
+            return function(*args, **kwargs)
         if state is _RECORD_NEXT and not _share_memory(tensors, addresses) and not _has_torch_function_mode():
-            result, recorded = record_call(self.function, args, kwargs, tensors)
-            self.recorded[key] = _NEVER if recorded is None else recorded
+            result, recorded = record_call(function, args, kwargs, tensors)
+            self.recorded[key] = NEVER if recorded is None else recorded
             return result
         if state is None:
             if len(self.recorded) >= MAX_KEYS:
                 self.recorded.clear()
             self.recorded[key] = _RECORD_NEXT
-        return self.function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,12 +111,12 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
     """A context that turns replaying on or off; `at_once`: record the first call with a key, not the second."""
-    before = dict(_state)
-    _state.update({"on": enabled, "at_once": at_once})
+    before = dict(settings)
+    settings.update({"on": enabled, "at_once": at_once})
     try:
         yield
     finally:
-        _state.update(before)
+        settings.update(before)
 
 
 def _key(
@@ -117,7 +125,7 @@ def _key(
     """Return all that a call depends on except addresses and values. Fills both lists.
 
     Raises TypeError or RuntimeError for arguments without a key."""
-    parts: list[Any] = [launch.float32_precision()]
+    parts: list[Any] = [precision.state.float32]
     _add(args, parts, tensors, addresses, plain)
     if kwargs:
         parts.append(tuple(kwargs))
