@@ -150,13 +150,10 @@ class Deferred:
         self._recorded, self._thread, self._lock = torch.is_grad_enabled(), threading.get_ident(), threading.RLock()
         self.requires_grad = requires_grad and self._recorded
         self._versions = []
-        for operand in operands:
-            if operand is not None:
-                if isinstance(operand, Variable):
-                    tensor = operand._data if operand._deferred is None else operand.data
-                else:
-                    tensor = operand
-                self._versions.append((operand, tensor, tensor._version))
+        for x in operands:
+            if x is not None:
+                tensor = x if isinstance(x, torch.Tensor) else x._data if x._deferred is None else x.data
+                self._versions.append((x, tensor, tensor._version))
 
     def compute(self) -> Variable:
         """Return the result, by the operation that computes all of it."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from minidl.autograd.graph import PLAIN, Context, Edge, Node, Origin, UnknownTensor, Variable
+from minidl.autograd.graph import Context, Edge, Meta, Node, UnknownTensor, Variable
 from minidl.autograd.modes import is_grad_enabled, no_grad
 
 F = TypeVar("F", bound="Function")
@@ -82,14 +82,14 @@ class Function:
         recorded, result_class = torch.is_grad_enabled(), cls.result_class
         raw: list[Any] = []
         edges: list[Edge | None] = []
-        metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
+        metas: list[Meta | None] = []
         variable_ids = set()
         try:
             for arg in args:
                 edge = meta = None
                 if isinstance(arg, Variable):
                     need, value = recorded and arg._requires_grad, arg._data
-                    if arg._deferred is not None or type(arg) not in PLAIN:
+                    if arg._deferred is not None or type(arg).data is not Variable.data:
                         value = arg.data
                     if need:
                         edge = (arg, 0) if arg._node is None else (arg._node, arg._index)
@@ -242,11 +242,11 @@ def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _origin(name: str) -> Origin:
+def _origin(name: str) -> str:
     """Return the name of a function with file and line of the nearest frame outside minidl."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return Origin(name, frame.f_code.co_filename, frame.f_lineno)
+            return f"{name} ({frame.f_code.co_filename}:{frame.f_lineno})"
         frame = frame.f_back
-    return Origin(name)
+    return name

@@ -62,20 +62,6 @@ class RemovableHandle:
         self.remove()
 
 
-class Origin(NamedTuple):
-    """The name of an operation, with the file and line outside minidl that called it."""
-
-    name: str
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.file}:{self.line})" if self.file else self.name
-
-
-_UNKNOWN = Origin("")
-
-
 class Context:
     """The values that a Function's forward passes to its backward: saved tensors, and any attribute.
 
@@ -86,7 +72,7 @@ class Context:
         self.needs = needs
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
-        self.origin = _UNKNOWN
+        self.origin = ""  # the operation, with the file and line outside minidl that called it
         self._pending: dict[int, Callable[[int], torch.Tensor | None]] = {}  # by thread that runs backward
 
     def pending_gradient(self, index: int) -> torch.Tensor | None:
@@ -221,9 +207,6 @@ class Variable:
         return (self, 0) if self._requires_grad else None
 
 
-PLAIN: set[type] = set()  # the classes of variables that always have a value, in `_data` unless it is deferred
-
-
 class Node:
     """One recorded operation: its function and context for backward, and the origin of its inputs."""
 
@@ -232,14 +215,10 @@ class Node:
         "tensor_ids",
     )  # fmt: skip
 
-    def __init__(
-        self, function: Any, context: Context, edges: list[Edge | None],
-        metas: list[tuple[tuple[int, ...], torch.dtype] | None],
-    ) -> None:  # fmt: skip
+    def __init__(self, function: Any, context: Context, edges: list[Edge | None], metas: list[Meta | None]) -> None:
         self.function = function
         self.context: Context | None = context
-        self.edges, self.metas = edges, metas
-        self.origin = context.origin
+        self.edges, self.metas, self.origin = edges, metas, context.origin
         self.sequence = next(_sequence)
         self.outputs: list[tuple[int, ...]] = []
         self.tensor_ids: tuple[int, ...] = ()  # of the inputs and then the outputs, valid while the context holds them
@@ -257,7 +236,7 @@ class Node:
             raise RuntimeError(f"{self}: backward returned {len(grads)} gradients for {len(self.edges)} inputs")
         return grads
 
-    def mismatch(self, grad: Any, meta: tuple[tuple[int, ...], torch.dtype]) -> RuntimeError:
+    def mismatch(self, grad: Any, meta: Meta) -> RuntimeError:
         """Return the error for a gradient whose shape or dtype is not its input's."""
         return RuntimeError(
             f"{self}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
@@ -272,7 +251,7 @@ class Node:
                 raise RuntimeError(f"{self}: its gradient of input {i} has NaN")
 
     def __str__(self) -> str:
-        return str(self.origin)
+        return self.origin
 
 
 class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
@@ -286,5 +265,7 @@ class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
         self.answer = answer
 
 
+# Shape and dtype of an input.
+Meta = tuple[tuple[int, ...], torch.dtype]
 # The destination of an input's gradient: a leaf tensor, or output number i of another node.
 Edge = tuple["Variable | Node", int]

@@ -34,7 +34,6 @@ class OperationLayer(Module):
     """The base of layers that call an operation, `_op`, with the input and the attributes in `_arguments` (default:
     those that `repr` shows)."""
 
-    _is_single = True
     _op: Callable[..., Any]
     _arguments: tuple[str, ...] = ()
 
@@ -47,8 +46,6 @@ class Linear(Module):
 
     Shapes: [..., in] -> [..., out]. `act` is fused into the product.
     """
-
-    _is_single = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Device = None,

@@ -33,11 +33,6 @@ class Module(Stateful):
 
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
     _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` keeps
-    _is_single = False  # whether forward is one operation, which defers nothing unless another module calls the layer
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._is_single = cls._is_single and cls.__module__.startswith("minidl.nn")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):
@@ -59,7 +54,8 @@ class Module(Stateful):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self._call_with_hooks if self._before or self._after or self._on_gradients else self.forward
         try:
-            if self._is_single or thread.call is not None:
+            alone = not self._modules and type(self).__module__.startswith("minidl.nn")  # with nothing to fuse
+            if alone or thread.call is not None:
                 return call(*args, **kwargs)
             with deferring(self):
                 return call(*args, **kwargs)

@@ -20,7 +20,6 @@ def _full(shape: tuple[int, ...], value: float, device: Device, dtype: torch.dty
 class _Affine(Module):
     """The base class of layers with a weight and a bias."""
 
-    _is_single = True
     weight: Parameter | None
     bias: Parameter | None
 
@@ -55,7 +54,6 @@ class RMSNorm(Module):
     eps None means torch.finfo(input.dtype).eps.
     """
 
-    _is_single = True
     weight: Parameter | None
     _shown = ("normalized_shape", "eps", "elementwise_affine")
 

@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import torch
 
-from minidl.autograd.graph import PLAIN
 from minidl.common import suggestions
 from minidl.tensors import Tensor
 
@@ -25,9 +24,6 @@ class Parameter(Tensor):
         copied = super().__deepcopy__(memo)
         copied.grad = None
         return copied
-
-
-PLAIN.add(Parameter)
 
 
 def described(value: Any) -> str:

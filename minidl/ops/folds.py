@@ -21,7 +21,7 @@ from minidl.kernels.norm.launches import Statistics
 
 __all__: list[str] = []  # no public operations
 
-_NAME, _REQUESTS = "folds", "requests of folds"
+_NAME = "folds"
 _ALIGNED = 8  # results begin at multiples of 8 numbers, or 16 bytes, as kernels expect
 Vectors = tuple[torch.Tensor | None, ...]
 Key = tuple[Any, ...]  # function, settings, and the vectors' ids
@@ -95,15 +95,14 @@ def _fold_of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) ->
     ready: dict[Key, _Fold] | None = call.notes.get(_NAME)
     if ready is None:
         requests = _requests.get(call.owner) or _requests.setdefault(call.owner, _Requests())
-        ready, call.notes[_REQUESTS] = _compute_requests(requests), requests
-        call.notes[_NAME] = ready
+        ready = call.notes[_NAME] = _compute_requests(requests)
     key = make, how, *map(id, vectors)
     folded = ready.get(key)
     if folded is not None:
         if folded.versions == _versions(vectors):
             return folded.results
     else:
-        requests = call.notes[_REQUESTS]
+        requests = _requests[call.owner]
         refs = tuple([None if vector is None else weakref.ref(vector) for vector in vectors])
         # A tensor has one weakref: another one means that its id was reused.
         if requests.keys.get(key) != refs and all(map(_fits, vectors)):

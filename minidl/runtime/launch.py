@@ -9,7 +9,7 @@ from minidl.runtime.launch_hooks import (
     before_changes as before_changes, for_other_target as for_other_target, handed_over as handed_over,
     record as record, runs as runs, settle as settle, settled_by as settled_by, watch as watch,
 )  # fmt: skip
-from minidl.runtime.launch_tape import note_indirect as note_indirect, note_read as note_read
+from minidl.runtime.launch_tape import note_indirect as note_indirect
 from minidl.runtime.precision import (
     PRECISIONS as PRECISIONS, acc as acc, acc_torch as acc_torch, float32_precision as float32_precision,
     in_precision as in_precision, precision as precision, set_float32_precision as set_float32_precision,

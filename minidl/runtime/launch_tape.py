@@ -35,10 +35,5 @@ def note_indirect(tensors: Callable[[], Iterable[torch.Tensor]]) -> None:
     """Declare that the last launch reads these tensors through addresses in memory, so delayed launches keep them."""
     for keep in indirect_keepers:
         keep(tensors())
-    note_read(tensors)
-
-
-def note_read(values: object) -> None:
-    """Declare that what follows depends on values in memory, unless they are None: the call is never replayed."""
-    if values is not None and (tape := current()) is not None:
+    if (tape := current()) is not None:
         tape.indirect = True

@@ -13,7 +13,7 @@ import torch
 
 from minidl.autograd import Function
 from minidl.autograd.deferred import Deferred, open_
-from minidl.autograd.graph import PLAIN, Variable, set_arithmetic
+from minidl.autograd.graph import Variable, set_arithmetic
 from minidl.common import suggestions
 from minidl.kernels import check, elementwise, reduce
 from minidl.tensors.conversions import TensorConversions
@@ -177,7 +177,6 @@ def _has_nan(values: torch.Tensor) -> bool:
 
 
 Function.result_class = Tensor
-PLAIN.add(Tensor)
 set_arithmetic(elementwise.add, _has_nan)
 
 

@@ -48,7 +48,6 @@ CALLS = {
     "log_softmax": lambda x: ops.log_softmax(x, -1),
     "logsumexp": lambda x: ops.logsumexp(x, 1),
     "sum": lambda x: x.sum(dim=1),
-    "max": lambda x: x.max(1),
     "multiple": lambda x: 0.5 * x,
     "gelu": ops.gelu,
     "layer_norm": lambda x: ops.layer_norm(x, (6,)),

@@ -174,13 +174,8 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
 
 
 def _on_device(compiled: CompiledLaunch, args: tuple[Any, ...], device: int) -> bool:
-    for i in compiled.tensors:
-        if args[i].get_device() != device:
-            return False
-    for i in compiled.descriptors:  # noqa: SIM110 (a generator takes as long as four iterations)
-        if args[i].base.get_device() != device:
-            return False
-    return True
+    tensors = [args[i] for i in compiled.tensors] + [args[i].base for i in compiled.descriptors]
+    return False not in [x.get_device() == device for x in tensors]
 
 
 def store(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any) -> None:
@@ -221,16 +216,9 @@ def stream() -> int:
     return int(_current_stream(_current_device()))
 
 
-def _current_device() -> int:
-    return driver.active.get_current_device()
-
-
-def _current_stream(device: int) -> int:
-    return driver.active.get_current_stream(device)
-
-
-if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first checks for CUDA, for 1.5 us
-    _current_device, _current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+# Without Triton's functions: torch.cuda.current_device first checks for CUDA, for 1.5 us.
+_current_device = getattr(torch._C, "_cuda_getDevice", lambda: driver.active.get_current_device())
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda at: driver.active.get_current_stream(at))
 
 
 def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> CompiledLaunch | None:

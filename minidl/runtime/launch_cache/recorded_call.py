@@ -135,9 +135,7 @@ def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
         return result.of(tensors)
     if result is None:
         return None
-    items = [
-        tensors[item] if type(item) is int else None if item is None else _result(item, tensors) for item in result
-    ]
+    items = [tensors[item] if type(item) is int else item and _result(item, tensors) for item in result]
     return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,8 @@ settings = {"on": not launch.INTERPRETED, "at_once": False}
 class Calls:
     """A function and the recordings of its calls, by key."""
 
-    def __init__(self, function: Callable[..., Any], plain: bool = False) -> None:
-        """plain: sequences among the arguments contain only integers."""
-        self.function, self.plain = function, plain
-        self.waits = False  # whether results of an operation were deferred
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.waits = function, False  # waits: results of an operation were deferred
         self.recorded: dict[Any, Any] = {}
         launch.register_cache(self)
 
@@ -54,7 +52,7 @@ class Calls:
         result = self.replay(args, kwargs)
         return self.call(args, kwargs) if result is MISSING else result
 
-    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING, never: Any = MISSING) -> Any:
+    def replay(self, args: Sequence[Any], kwargs: dict[str, Any] = _NOTHING, never: Any = MISSING) -> Any:
         """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed, and
         `never` if no call with its key is replayed."""
         if not settings["on"] or (launch_hooks.active and launch.handed_over()) or torch._C._len_torch_dispatch_stack():
@@ -62,7 +60,7 @@ class Calls:
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         try:
-            recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
+            recorded = self.recorded.get(_key(args, kwargs, tensors, addresses))
         except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
             return MISSING
         if type(recorded) is RecordedCall and (launch.ON_CPU or fast_launch.usable(recorded.kernels)):
@@ -70,7 +68,7 @@ class Calls:
         return never if recorded is NEVER else MISSING
 
     def call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING, function: Callable[..., Any] | None = None
+        self, args: Sequence[Any], kwargs: dict[str, Any] = _NOTHING, function: Callable[..., Any] | None = None
     ) -> Any:
         """Call the function, record the call if it is the second one with its key, and return its result.
 
@@ -81,7 +79,7 @@ class Calls:
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         try:
-            key = _key(args, kwargs, tensors, addresses, self.plain)
+            key = _key(args, kwargs, tensors, addresses)
             state = self.recorded.get(key, _RECORD_NEXT if settings["at_once"] else None)
         except (TypeError, RuntimeError):
             return function(*args, **kwargs)
@@ -119,17 +117,12 @@ def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
         settings.update(before)
 
 
-def _key(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
-) -> Any:
+def _key(args: Sequence[Any], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int]) -> Any:
     """Return all that a call depends on except addresses and values. Fills both lists.
 
     Raises TypeError or RuntimeError for arguments without a key."""
     parts: list[Any] = [precision.state.float32]
-    _add(args, parts, tensors, addresses, plain)
-    if kwargs:
-        parts.append(tuple(kwargs))
-        _add(kwargs.values(), parts, tensors, addresses, plain)
+    _add((*args, tuple(kwargs), *kwargs.values()) if kwargs else args, parts, tensors, addresses)
     if len(set(addresses)) != len(addresses):
         parts.append(tuple(map(addresses.index, addresses)))
     return tuple(parts)
@@ -139,9 +132,7 @@ _SIMPLE = frozenset({int, bool, str, type(None)})
 _HASHED = frozenset({int, bool, torch.dtype, torch.device, torch.memory_format})
 
 
-def _add(
-    values: Iterable[Any], parts: list[Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
-) -> None:
+def _add(values: Iterable[Any], parts: list[Any], tensors: list[torch.Tensor], addresses: list[int]) -> None:
     for value in values:
         kind = type(value)
         if value is None or kind is str:
@@ -151,15 +142,13 @@ def _add(
             tensors.append(value)
             addresses.append(address)
             parts.append((value.shape, value.stride(), value.dtype, value.device, address & 15))
-        elif plain and (kind is tuple or kind is list):
-            parts.append(tuple(value))
         elif kind is tuple or kind is list:
             kinds = tuple(map(type, value))
             parts.append(kinds)
             if _SIMPLE.issuperset(kinds):
                 parts.append(tuple(value))
             else:
-                _add(value, parts, tensors, addresses, plain)
+                _add(value, parts, tensors, addresses)
         elif kind is float:
             # 0.0 equals -0.0, and nan does not equal nan
             parts.append(value if value > 0 or value < 0 else value.hex())
@@ -170,7 +159,7 @@ def _add(
         elif isinstance(value, tuple):
             parts.append(kind)
             if True in [isinstance(each, torch.Tensor) for each in value]:
-                _add(value, parts, tensors, addresses, plain)
+                _add(value, parts, tensors, addresses)
             else:
                 parts.append(value)
         else:  # a subclass of Tensor, or a container that may have one
