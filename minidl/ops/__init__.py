@@ -132,6 +132,7 @@ __all__ += statistics.__all__
 __all__ += unary.__all__
 __all__ += variance.__all__
 
+# Whose operations are replayed: those that may be fused with others, and those that read values. (Others view or draw.)
 _FUSED = activation, batchnorm, composed, conditional, conv, conv_sequence, conv_transpose, conv_volume, elementwise
 _READERS = extrema, linalg, loss, pool, pool_volume, powers, reduce, row_norm, unary, variance
 _FUNCTIONS = {name: checked(globals()[name]) for name in __all__}

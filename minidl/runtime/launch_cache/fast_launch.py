@@ -216,9 +216,9 @@ def stream() -> int:
     return int(_current_stream(_current_device()))
 
 
-# Without Triton's functions: torch.cuda.current_device first checks for CUDA, for 1.5 us.
-_current_device = getattr(torch._C, "_cuda_getDevice", lambda: driver.active.get_current_device())
-_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda at: driver.active.get_current_stream(at))
+# torch.cuda.current_device, which Triton calls, first checks for CUDA, for 1.5 us. `active` needs a GPU.
+_current_device = getattr(torch._C, "_cuda_getDevice", lambda: driver.active.get_current_device())  # noqa: PLW0108
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda at: driver.active.get_current_stream(at))  # noqa: PLW0108
 
 
 def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> CompiledLaunch | None:
