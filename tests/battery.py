@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from minidl.autograd import no_grad
 from minidl.runtime import launch
 from minidl.runtime.launch_cache import replay
 from minidl.tensors import default_device
@@ -105,6 +106,10 @@ def check_repeats(problem: Problem) -> None:
     with replay.replaying(True, at_once=True):
         for first, second in zip(*map(outputs_and_gradients, (problem, other)), strict=True):
             assert same_bits(first, second), problem.describe("two runs differ: result")
+        with no_grad():  # the operation itself is replayed
+            runs = [call(each.spec, each.case, differentiate=False)[1] for each in (problem, other)]
+        for first, second in zip(*runs, strict=True):
+            assert same_bits(first.data, second.data), problem.describe("two runs without a gradient differ: result")
 
 
 def _moved(x: torch.Tensor) -> torch.Tensor:

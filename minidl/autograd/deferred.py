@@ -28,13 +28,19 @@ import torch
 
 from minidl.autograd.function import Function
 from minidl.autograd.graph import Variable
-from minidl.autograd.modes import enable_grad, is_grad_enabled, no_grad
 from minidl.runtime import launch
 
 V = TypeVar("V", bound=Variable)
 
 MAX_OPEN = 512  # references to open results before those already settled or freed are removed
-_local = threading.local()
+
+
+class _Thread(threading.local):
+    call: Call | None = None  # of the outermost module: results may be deferred
+    open: list[weakref.ref[Variable]] | None = None
+
+
+thread = _Thread()
 _state = {"fused": True}
 
 
@@ -60,26 +66,20 @@ class fusion:  # noqa: N801 (a setting, named and used as torch.set_grad_enabled
 
 
 class deferring:  # noqa: N801 (a context, as no_grad)
-    """A context for the call of a module in which results may be deferred; the outermost one settles them.
-    A layer of one operation (`_is_single`) is none of these calls unless it is in one."""
+    """A context for the call of an outermost module, in which results may be deferred; it settles them at its end."""
 
     def __init__(self, owner: Any) -> None:
-        single = owner._is_single and type(owner).__module__.startswith("minidl.nn")
-        self._owner, self._counts = owner, not single or getattr(_local, "depth", 0) > 0
+        self._owner = owner
 
     def __enter__(self) -> None:
-        _local.depth = getattr(_local, "depth", 0) + self._counts
-        if _local.depth == 1 and self._counts:
-            _local.call = Call(self._owner)
+        thread.call = Call(self._owner)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        _local.depth -= self._counts
-        if _local.depth == 0:
-            _local.call = None
-        if _local.depth == 0 and getattr(_local, "open", None):
+        thread.call = None
+        if thread.open:
             if kind is None:
                 settle_all()
-            _local.open = []
+            thread.open = None
 
 
 class Call:
@@ -95,7 +95,7 @@ class Call:
 
 def call() -> Call | None:
     """Return the current call in this thread; None outside of modules and without fusion."""
-    return getattr(_local, "call", None) if _state["fused"] else None
+    return thread.call if _state["fused"] else None
 
 
 def is_fused() -> bool:
@@ -106,7 +106,7 @@ def is_fused() -> bool:
 def waiting(x: Variable) -> Deferred | None:
     """Return the Deferred of x if an operation may be fused with it: created by this thread in the same grad mode."""
     deferred = x._deferred
-    if deferred is None or deferred._recorded != is_grad_enabled() or deferred._thread != threading.get_ident():
+    if deferred is None or deferred._recorded != torch.is_grad_enabled() or deferred._thread != threading.get_ident():
         return None
     return deferred
 
@@ -126,12 +126,14 @@ def in_rows(x: V) -> V:
     return x if rows is None else rows
 
 
+def defers() -> bool:
+    """Return whether this thread's results may be deferred now."""
+    return thread.call is not None and _state["fused"] and not torch.is_inference_mode_enabled()
+
+
 def may_wait(x: Variable) -> bool:
     """Return whether an operation on x may be deferred. A placeholder (`nn.placeholder`) must see every operation."""
-    return (
-        getattr(_local, "depth", 0) > 0 and _state["fused"] and type(x) is Function.result_class
-        and not torch.is_inference_mode_enabled()
-    )  # fmt: skip
+    return type(x) is Function.result_class and defers()
 
 
 class Deferred:
@@ -145,10 +147,13 @@ class Deferred:
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, requires_grad: bool, *operands: Any
     ) -> None:
         self.shape, self.dtype, self.device = torch.Size(shape), dtype, device
-        self._recorded, self._thread, self._lock = is_grad_enabled(), threading.get_ident(), threading.RLock()
+        self._recorded, self._thread, self._lock = torch.is_grad_enabled(), threading.get_ident(), threading.RLock()
         self.requires_grad = requires_grad and self._recorded
-        values = [(operand, _value_of(operand)) for operand in operands if operand is not None]
-        self._versions = [(operand, t, t._version) for operand, t in values if t is not None]
+        self._versions = []
+        for x in operands:
+            if x is not None:
+                tensor = x if isinstance(x, torch.Tensor) else x._data if x._deferred is None else x.data
+                self._versions.append((x, tensor, tensor._version))
 
     def compute(self) -> Variable:
         """Return the result, by the operation that computes all of it."""
@@ -186,14 +191,18 @@ class Deferred:
             if variable._deferred is not self:
                 return  # settled by another thread
             self.unchanged()
-            with enable_grad() if self._recorded else no_grad():
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(self._recorded)
+            try:
                 output = self.compute()
+            finally:
+                torch._C._set_grad_enabled(before)
             variable._become(output)
 
     def unchanged(self) -> None:
         """Raise RuntimeError if an operand has changed since."""
         for operand, tensor, version in self._versions:
-            if tensor._version != version or _value_of(operand) is not tensor:
+            if tensor._version != version or (isinstance(operand, Variable) and operand._data is not tensor):
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)} was changed in place before a result of it was used, "
                     "which minidl computes when it is first needed: use the result before, for example by .data, or "
@@ -201,17 +210,11 @@ class Deferred:
                 )
 
 
-def _value_of(operand: Any) -> torch.Tensor | None:
-    if isinstance(operand, Variable):
-        return operand._data if operand._deferred is None else operand.data
-    return operand if isinstance(operand, torch.Tensor) else None
-
-
 def open_(variable: Variable) -> None:
     """Note that a variable has a Deferred, for `settle_all`."""
-    variables = getattr(_local, "open", None)
+    variables = thread.open
     if variables is None:
-        variables = _local.open = []
+        variables = thread.open = []
     elif len(variables) >= MAX_OPEN:
         variables[:] = [ref for ref in variables if (alive := ref()) is not None and alive._deferred is not None]
     variables.append(weakref.ref(variable))
@@ -220,9 +223,9 @@ def open_(variable: Variable) -> None:
 def settle_all() -> None:
     """Compute every result of this thread that is not computed yet and that someone still holds: something may change
     now."""
-    if (current := getattr(_local, "call", None)) is not None:
-        current.changed = True
-    variables = getattr(_local, "open", None)
+    if thread.call is not None:
+        thread.call.changed = True
+    variables = thread.open
     while variables:
         variable = variables.pop()()
         if variable is not None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from minidl.autograd.graph import Context, Node, UnknownTensor, Variable
+from minidl.autograd.graph import Context, Edge, Meta, Node, UnknownTensor, Variable
 from minidl.autograd.modes import is_grad_enabled, no_grad
 
 F = TypeVar("F", bound="Function")
@@ -80,39 +80,46 @@ class Function:
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Run forward on the arguments (variables unwrapped) and wrap what it returns."""
-        recorded = torch.is_grad_enabled()
-        needs = tuple([recorded and isinstance(arg, Variable) and arg._requires_grad for arg in args])
+        # Loops, as a call of a comprehension takes as long as what it computes for two or three arguments.
+        recorded, result_class = torch.is_grad_enabled(), cls.result_class
+        raw: list[Any] = []
+        edges: list[Edge | None] = []
+        metas: list[Meta | None] = []
+        variable_ids = set()
         try:
-            raw = [
-                arg.data
-                if isinstance(arg, Variable)
-                else _unrecorded(cls, arg)
-                if isinstance(arg, torch.Tensor)
-                else arg
-                for arg in args
-            ]
+            for arg in args:
+                edge = meta = None
+                if isinstance(arg, Variable):
+                    need, value = recorded and arg._requires_grad, arg._data
+                    if arg._deferred is not None or type(arg).data is not Variable.data:
+                        value = arg.data
+                    if need:
+                        edge = (arg, 0) if arg._node is None else (arg._node, arg._index)
+                        meta = value.shape, value.dtype
+                        variable_ids.add(id(value))
+                else:
+                    value = _unrecorded(cls, arg) if isinstance(arg, torch.Tensor) else arg
+                raw.append(value)
+                edges.append(edge)
+                metas.append(meta)
         except UnknownTensor as unknown:
             return unknown.answer(args)
-        if recorded := True in needs:
-            # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
-            variable_ids = {id(value) for value, need in zip(raw, needs, strict=True) if need}
-            raw = [
-                value.detach() if not need and isinstance(value, torch.Tensor) and id(value) in variable_ids else value
-                for value, need in zip(raw, needs, strict=True)
-            ]
-        context = Context(needs)
-        context._where = cls.__name__
+        if variable_ids:
+            for index, value in enumerate(raw):
+                # `RecordedContext` identifies saved tensors by id: a constant over a variable's value needs another id.
+                if edges[index] is None and id(value) in variable_ids and isinstance(value, torch.Tensor):
+                    raw[index] = value.detach()
+        context = Context(tuple([edge is not None for edge in edges]))
+        if variable_ids:
+            context.origin = _origin(cls.__name__)
         result = cls.forward(context, *raw)
         outputs = result if isinstance(result, tuple) else (result,)
-        variables = tuple([cls.result_class(out) for out in outputs])
-        if recorded:
-            edges = [arg._edge() if need else None for arg, need in zip(args, needs, strict=True)]
-            node = Node(cls, context, edges, _caller())
-            context._where = str(node)
-            node.metas = [None if e is None else (tuple(r.shape), r.dtype) for e, r in zip(edges, raw, strict=True)]
+        variables = tuple(map(result_class, outputs))
+        if variable_ids:
+            node = Node(cls, context, edges, metas)
             node.tensor_ids = tuple(map(id, (*raw, *outputs)))
-            node.outputs = [tuple(out.shape) for out in outputs]
             for index, variable in enumerate(variables):
+                node.outputs.append(outputs[index].shape)
                 if outputs[index].dtype.is_floating_point:
                     variable._recorded_by(node, index)
         return variables if isinstance(result, tuple) else variables[0]
@@ -239,11 +246,11 @@ def _unrecorded(function: type[Function], tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _caller() -> str:
-    """Return file and line of the nearest frame outside minidl."""
+def _origin(name: str) -> str:
+    """Return the name of a function with file and line of the nearest frame outside minidl."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"{name} ({frame.f_code.co_filename}:{frame.f_lineno})"
         frame = frame.f_back
-    return ""
+    return name

@@ -72,7 +72,7 @@ class Context:
         self.needs = needs
         self._saved: tuple[torch.Tensor | None, ...] = ()
         self._versions: tuple[int, ...] = ()
-        self._where = ""
+        self.origin = ""  # the operation, with the file and line outside minidl that called it
         self._pending: dict[int, Callable[[int], torch.Tensor | None]] = {}  # by thread that runs backward
 
     def pending_gradient(self, index: int) -> torch.Tensor | None:
@@ -116,7 +116,7 @@ class Context:
         for index, (tensor, version) in enumerate(zip(self._saved, self._versions, strict=True)):
             if tensor is not None and version >= 0 and tensor._version != version:
                 raise RuntimeError(
-                    f"{self._where}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
+                    f"{self.origin}: saved tensor {index} of shape {list(tensor.shape)} was changed in place "
                     f"(version {tensor._version}, saved at {version}) before backward() used it; "
                     "clone it before changing it, or change it after backward()"
                 )
@@ -211,18 +211,16 @@ class Node:
     """One recorded operation: its function and context for backward, and the origin of its inputs."""
 
     __slots__ = (
-        "__weakref__", "context", "edges", "function", "hooks", "metas", "outputs", "retained", "sequence",
-        "tensor_ids", "where",
+        "__weakref__", "context", "edges", "function", "hooks", "metas", "origin", "outputs", "retained", "sequence",
+        "tensor_ids",
     )  # fmt: skip
 
-    def __init__(self, function: Any, context: Context, edges: list[Edge | None], where: str) -> None:
+    def __init__(self, function: Any, context: Context, edges: list[Edge | None], metas: list[Meta | None]) -> None:
         self.function = function
         self.context: Context | None = context
-        self.edges = edges
-        self.where = where
+        self.edges, self.metas, self.origin = edges, metas, context.origin
         self.sequence = next(_sequence)
         self.outputs: list[tuple[int, ...]] = []
-        self.metas: list[tuple[tuple[int, ...], torch.dtype] | None] = []
         self.tensor_ids: tuple[int, ...] = ()  # of the inputs and then the outputs, valid while the context holds them
         self.hooks: dict[int, dict[int, Hook]] = {}
         self.retained: dict[int, weakref.ref[Variable]] = {}
@@ -238,7 +236,7 @@ class Node:
             raise RuntimeError(f"{self}: backward returned {len(grads)} gradients for {len(self.edges)} inputs")
         return grads
 
-    def mismatch(self, grad: Any, meta: tuple[tuple[int, ...], torch.dtype]) -> RuntimeError:
+    def mismatch(self, grad: Any, meta: Meta) -> RuntimeError:
         """Return the error for a gradient whose shape or dtype is not its input's."""
         return RuntimeError(
             f"{self}: backward returned a gradient of shape {list(grad.shape)} and dtype {grad.dtype} "
@@ -253,7 +251,7 @@ class Node:
                 raise RuntimeError(f"{self}: its gradient of input {i} has NaN")
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.where})" if self.where else self.name
+        return self.origin
 
 
 class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
@@ -267,5 +265,7 @@ class UnknownTensor(Exception):  # noqa: N818 (an operation catches it)
         self.answer = answer
 
 
+# Shape and dtype of an input.
+Meta = tuple[tuple[int, ...], torch.dtype]
 # The destination of an input's gradient: a leaf tensor, or output number i of another node.
 Edge = tuple["Variable | Node", int]

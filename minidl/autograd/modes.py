@@ -38,21 +38,21 @@ class _Setting(contextlib.ContextDecorator):
     _get: Callable[[], bool]
     _set: Callable[[bool], None]
     _value: bool
-
-    def __init__(self) -> None:
-        self._before: list[bool] = []
+    _before: tuple[bool, ...] = ()
 
     def __enter__(self) -> None:
-        self._before.append(self._get())
+        self._before += (self._get(),)
         self._set(self._value)
 
     def __exit__(self, *exc: object) -> None:
-        self._set(self._before.pop())
+        *before, last = self._before
+        self._before = tuple(before)
+        self._set(last)
 
     def _recreate_cm(self) -> _Setting:
         # A decorated function may run in several threads at once, each with its own previous mode.
         copy = type(self).__new__(type(self))
-        copy._before, copy._value = [], self._value
+        copy._value = self._value
         return copy
 
     def __call__(self, function: Callable[..., Any]) -> Any:
@@ -102,12 +102,11 @@ class set_grad_enabled(_Recording):  # noqa: N801 (torch's name)
 
     def __init__(self, mode: bool) -> None:
         self._first, self._value = self._get(), bool(mode)
-        super().__init__()
         self._set(self._value)
 
     def __enter__(self) -> None:
         self._set(self._value)
-        self._before.append(self._first)
+        self._before += (self._first,)
 
     def __call__(self, function: Callable[..., Any]) -> Any:
         self._set(self._first)
@@ -128,5 +127,4 @@ class detect_anomaly(_Setting):  # noqa: N801 (torch's name)
     _set = staticmethod(_set_anomaly)
 
     def __init__(self, check_nan: bool = True) -> None:
-        super().__init__()
         self._value = bool(check_nan)

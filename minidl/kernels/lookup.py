@@ -16,6 +16,7 @@ import triton.language as tl
 
 from minidl.kernels import check
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 DIGITS = tl.constexpr(16)
 # Keys per program; their digits are a block [KEYS, DIGITS].
@@ -108,6 +109,7 @@ def scatter_sum_kernel(
         tl.store(p_dw + key.to(tl.int64) * H + o_n, b_dw.to(p_dw.dtype.element_ty), mask=o_n < H)
 
 
+@replayed
 def embedding(index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return weight[index], in weight's dtype: index of any shape, weight [V, H] -> [*, H].
 
@@ -133,6 +135,8 @@ def embedding(index: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         gather_kernel, grid, index, weight, y, wrong, B, V, H, weight.stride(0), ACC=launch.acc(weight.dtype),
         **tile.options,
     )  # fmt: skip
+    if wrong is not None:
+        launch.note_indirect(tuple)  # the check below depends on values: it is never replayed
     if wrong is not None and any(wrong.tolist()):
         value = next(i for i in index.flatten().tolist() if not 0 <= i < V)
         raise IndexError(f"embedding: input holds {value}, expected indices from 0 to {V - 1}")

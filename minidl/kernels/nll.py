@@ -18,6 +18,7 @@ from minidl.kernels import memory_layout
 from minidl.kernels.cross_entropy.targets import check_classes, divisor_parts, row_targets
 from minidl.kernels.loss_total import write_total
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 
 class Sizes(NamedTuple):
@@ -75,6 +76,7 @@ def nll_grad_kernel(
     tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_kept & m_class)
 
 
+@replayed
 def nll_loss(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
     reduction: str = "mean",

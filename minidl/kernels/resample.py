@@ -13,7 +13,7 @@ both, and gradients are added in a fixed order. Missing taps are not read, so in
 import ctypes
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,6 +21,7 @@ import triton.language as tl
 
 from minidl.kernels import check, memory_layout
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 
 class Sizes(NamedTuple):
@@ -190,18 +191,23 @@ def resample(x: torch.Tensor, rows: Taps, columns: Taps, fill: float = 0.0, last
     column has no tap is `fill`.
     """
     check.floating("resample", x=x)
-    N, C = x.shape[:2]
-    H, W, OH, OW = rows.size, columns.size, len(rows.shares), len(columns.shares)
+    tables = [table for taps in (rows, columns) for table in taps.tables(launch.acc_torch(x.dtype), x.device)]
+    sizes = rows.size, columns.size, len(rows.shares), len(columns.shares)
     last = memory_layout.channels_last(x) if last is None else last
+    return _resampled(x, *tables, sizes, (max(rows.most, 1), max(columns.most, 1)), float(fill), last)
+
+
+@replayed
+def _resampled(x: torch.Tensor, *how: Any) -> torch.Tensor:
+    *tables, (H, W, OH, OW), (taps_in_rows, taps_in_columns), fill, last = how
+    N, C = x.shape[:2]
     memory_format = torch.channels_last if last else torch.contiguous_format
     x = x.contiguous(memory_format=memory_format)
     y = torch.empty(N, C, OH, OW, dtype=x.dtype, device=x.device, memory_format=memory_format)
     n = y.numel()
-    acc = launch.acc_torch(x.dtype)
-    tables = [table for taps in (rows, columns) for table in taps.tables(acc, x.device)]
     tile = launch.tile("elementwise", x.dtype, N=n)
     launch.run(
         resample_kernel, (launch.cdiv(n, tile["BLOCK_N"]),), x, y, *tables, Sizes(n, H, W, OH, OW, C if last else 1),
-        ROWS=max(rows.most, 1), COLUMNS=max(columns.most, 1), FILL=float(fill), ACC=launch.acc(x.dtype), **tile.options,
+        ROWS=taps_in_rows, COLUMNS=taps_in_columns, FILL=fill, ACC=launch.acc(x.dtype), **tile.options,
     )  # fmt: skip
     return y

@@ -17,6 +17,7 @@ import triton.language as tl
 from minidl.kernels import check
 from minidl.kernels.reduce.layout import shares_of
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 LONG = 16  # the fewest blocks of a row that is split into shares, for two more launches
 
@@ -87,6 +88,7 @@ def depth(K: int, R: int, dtype: torch.dtype) -> int:
     return pass_length if shares == 1 else 2 * pass_length + depth(K, shares, launch.acc_torch(dtype))
 
 
+@replayed
 def cumsum(x: torch.Tensor, dim: int, reverse: bool = False) -> torch.Tensor:
     """Return the cumulative sums of a floating tensor along `dim`, from its end with `reverse`; contiguous.
 

@@ -18,7 +18,7 @@ class _InPlace(OperationLayer):
         self.inplace = inplace
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._op(input, *(getattr(self, name) for name in self._shown), self.inplace)
+        return type(self)._op(input, *[getattr(self, name) for name in self._shown], self.inplace)
 
     def extra_repr(self) -> str:
         shown = super().extra_repr()

@@ -25,7 +25,6 @@ class _Layer(Module):
     settings that differ from `_defaults`."""
 
     _op: Callable[..., Tensor]
-    _is_single = True
     _modes: tuple[str, ...] = ("zeros",)
     _defaults: ClassVar = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
 

@@ -38,7 +38,7 @@ class OperationLayer(Module):
     _arguments: tuple[str, ...] = ()
 
     def forward(self, input: Tensor) -> Any:
-        return type(self)._op(input, *(getattr(self, name) for name in self._arguments or self._shown))
+        return type(self)._op(input, *[getattr(self, name) for name in self._arguments or self._shown])
 
 
 class Linear(Module):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from minidl.autograd import RemovableHandle, no_grad
-from minidl.autograd.deferred import deferring, settle_all
+from minidl.autograd.deferred import deferring, settle_all, thread
 from minidl.common import suggestions
 from minidl.nn import backward_hooks
 from minidl.nn.registry import Parameter as Parameter
@@ -33,7 +33,6 @@ class Module(Stateful):
 
     _shown: tuple[str, ...] = ()  # attributes that `repr` shows
     _fixed: tuple[str, ...] = ()  # buffers whose dtype `to` keeps
-    _is_single = False  # whether forward is one operation, which no other is fused with
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if kwargs and cls.__init__.__module__.startswith("minidl."):
@@ -53,16 +52,18 @@ class Module(Stateful):
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with deferring(self):
-            try:
-                if not (self._before or self._after or self._on_gradients):
-                    return self.forward(*args, **kwargs)
-                return self._call_with_hooks(args, kwargs)
-            except (IndexError, TypeError, ValueError) as error:
-                self._name_layer(error)
-                raise
+        call = self._call_with_hooks if self._before or self._after or self._on_gradients else self.forward
+        try:
+            alone = not self._modules and type(self).__module__.startswith("minidl.nn")  # with nothing to fuse
+            if alone or thread.call is not None:
+                return call(*args, **kwargs)
+            with deferring(self):
+                return call(*args, **kwargs)
+        except (IndexError, TypeError, ValueError) as error:
+            self._name_layer(error)
+            raise
 
-    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_hooks(self, *args: Any, **kwargs: Any) -> Any:
         for _, hook in sorted(self._before.items()):
             changed = hook(self, args, kwargs)
             args, kwargs = (args, kwargs) if changed is None else changed

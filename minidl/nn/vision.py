@@ -163,7 +163,6 @@ class _Norm(_Affine):
 
 
 class _BatchNorm(_Norm):
-    _is_single = True
     _op: Callable[..., Tensor] = staticmethod(ops.batch_norm)
 
     def __init__(

@@ -86,6 +86,7 @@ from minidl.ops.random import dropout, dropout1d, dropout2d, dropout3d, multinom
 from minidl.ops.rearrange import *
 from minidl.ops.reduce import *
 from minidl.ops.registry import register
+from minidl.ops.replays import replayed
 from minidl.ops.resample import *
 from minidl.ops.row_norm import *
 from minidl.ops.scatter_gather import *
@@ -140,7 +141,13 @@ __all__ += transformer.__all__
 __all__ += unary.__all__
 __all__ += variance.__all__
 
+# Whose operations are replayed: those that may be fused with others, and those that read values. (Others view or draw.)
+_FUSED = activation, batchnorm, composed, conditional, conv, conv_sequence, conv_transpose, conv_volume, elementwise
+_READERS = extrema, linalg, loss, pool, pool_volume, powers, reduce, row_norm, unary, variance
 _FUNCTIONS = {name: checked(globals()[name]) for name in __all__}
+_FUNCTIONS |= {
+    name: replayed(_FUNCTIONS[name], module in _FUSED) for module in _FUSED + _READERS for name in module.__all__
+}
 globals().update(_FUNCTIONS)
 register(_FUNCTIONS)
 

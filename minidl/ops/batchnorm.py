@@ -137,14 +137,15 @@ def batch_norm(
     activation.parse(act)
     momentum = None if momentum is None else check.real("batch_norm", "momentum", momentum)
     input = in_rows(input)
-    mean, var, batches = _plain(running_mean), _plain(running_var), _plain(num_batches_tracked)
+    vectors = running_mean, running_var, num_batches_tracked, weight, bias
+    mean, var, batches, factor, offset = [None if t is None else t.data for t in vectors]
     waiting_input = None if input.ndim != 4 or (mean is None and not training) else waiting(input)
     like = (
         input.data
         if waiting_input is None
         else torch.empty(1, dtype=input.dtype, device=input.device).expand(input.shape)
     )
-    kernels.check_arguments(like, mean, var, _plain(weight), _plain(bias), training, eps)
+    kernels.check_arguments(like, mean, var, factor, offset, training, eps)
     if waiting_input is not None and not training:
         fused = fuse(input, "with_norm", running_mean, running_var, weight, bias, eps)
         if fused is not None:

@@ -90,12 +90,10 @@ class _Binary(Function):
 
     @classmethod
     def forward(cls, ctx: Any, a: Raw, b: Raw) -> torch.Tensor:
-        if True not in ctx.needs:
-            return cls.compute(a, b)
         ctx.shapes = shape_of(a), shape_of(b)
         ctx.numbers = [None if isinstance(x, torch.Tensor) else x for x in (a, b)]
-        read = "".join(names for names, need in zip(cls.reads, ctx.needs, strict=True) if need)
-        ctx.save(*(x if name in read and isinstance(x, torch.Tensor) else None for name, x in (("a", a), ("b", b))))
+        read = (cls.reads[0] if ctx.needs[0] else "") + (cls.reads[1] if ctx.needs[1] else "")
+        ctx.save(*[x if name in read and isinstance(x, torch.Tensor) else None for name, x in (("a", a), ("b", b))])
         return cls.compute(a, b)
 
     @classmethod

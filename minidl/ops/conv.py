@@ -49,7 +49,7 @@ class Convolution(Function):
         if records_gradient(op, x, weight, bias, scale):
             y = cls.apply(x, weight, bias, geometry, act, form)
             return y if pool is None else pools.max_pool2d(y, 2) if pool == "max" else pools.avg_pool2d(y, 2)
-        bias_data, scale_data = (None if t is None else t.data for t in (bias, scale))
+        bias_data, scale_data = [None if t is None else t.data for t in (bias, scale)]
         options = {} if pool is None else {"pool": pool}
         return Tensor(cls.infer(x.data, weight.data, geometry, bias_data, act, scale=scale_data, form=form, **options))
 
@@ -145,7 +145,7 @@ class DeferredConv(Deferred):
         bias: Tensor | None, geometry: Geometry, scale: Tensor | None = None, act: Activation = None,
         added: Tensor | None = None,
     ) -> None:  # fmt: skip
-        wants = True in [t is not None and t.requires_grad for t in (*x, weight, bias)]
+        wants = True in [t is not None and t._requires_grad for t in (*x, weight, bias)]
         super().__init__(shape, weight.dtype, weight.device, wants, *x, weight, bias, scale, added)
         self.function, self.x, self.weight, self.bias, self.geometry = function, x, weight, bias, geometry
         self.scale, self.act, self.added = scale, act, added
@@ -160,7 +160,7 @@ class DeferredConv(Deferred):
             return function.apply(*x, self.weight, self.bias, self.geometry, self.act, None, self.statistics)
         more = {} if self.added is None else {"added": self.added.data}
         values = x[0].data if len(x) == 1 else ConcatPair(*(t.data for t in x))
-        bias, scale = (None if t is None else t.data for t in (self.bias, self.scale))
+        bias, scale = [None if t is None else t.data for t in (self.bias, self.scale)]
         return Tensor(self.function.infer(values, self.weight.data, self.geometry, bias, self.act, scale=scale, **more))
 
     def _reads(self, concat_pair: ConcatPair) -> bool:
@@ -178,28 +178,28 @@ class DeferredConv(Deferred):
         return self.statistics
 
     def with_act(self, act: Activation) -> Deferred | None:
-        return self._replaced(self.scale, act, self.added) if self.act is None else None
+        if self.act is not None:
+            return None
+        extended = DeferredConv.__new__(DeferredConv)
+        extended.__dict__.update(self.__dict__, act=act)
+        return extended
 
     def with_sum(self, other: Any) -> Deferred | None:
         recorded = self.requires_grad or (is_grad_enabled() and other.requires_grad)
         if recorded or self.act is not None or self.added is not None or self.function is not Conv2d:
             return None
-        return self._replaced(self.scale, None, other)
+        return DeferredConv(
+            self.function, self.shape, self.x, self.weight, self.bias, self.geometry, self.scale, None, other
+        )  # fmt: skip
 
     def with_norm(self, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
-        needs_gradient = is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias))
-        has_epilogue = any(each is not None for each in (self.act, self.scale, self.added))
-        if self.requires_grad or needs_gradient or has_epilogue:
+        wants = [t is not None and t._requires_grad for t in (weight, bias)]
+        has_epilogue = self.act is not None or self.scale is not None or self.added is not None
+        if self.requires_grad or (True in wants and torch.is_grad_enabled()) or has_epilogue:
             return None
-        shift, factor, offset = (None if t is None else t.data for t in (self.bias, weight, bias))
+        shift, factor, offset = [None if t is None else t.data for t in (self.bias, weight, bias)]
         scale, bias = map(Tensor, folds.fold(self.dtype, shift, mean.data, var.data, factor, offset, eps))
         return DeferredConv(self.function, self.shape, self.x, self.weight, bias, self.geometry, scale)
-
-    def _replaced(self, scale: Tensor | None, act: Activation, added: Tensor | None) -> DeferredConv:
-        """Return the same convolution with another epilogue."""
-        return DeferredConv(
-            self.function, self.shape, self.x, self.weight, self.bias, self.geometry, scale, act, added
-        )  # fmt: skip
 
 
 @one_or_many(4)
@@ -232,7 +232,7 @@ def conv2d(
     TypeError for different dtypes and for settings that are not whole numbers. Source: Dumoulin and Visin, arXiv
     1603.07285.
     """
-    shapes = [None if t is None else t.shape for t in (input, weight, bias, scale)]
+    shapes: list[Any] = [None if t is None else t.shape for t in (input, weight, bias, scale)]
     geometry = geometry_of("conv2d", *shapes, stride, padding, dilation, groups)
     check_pool(pool)
     if pool is not None and min(geometry.h.output, geometry.w.output) < 2:
@@ -250,7 +250,7 @@ def conv2d(
         if x is None:
             x = (input,)
             conv.check_arguments("conv2d", input.data, *plain)
-        shape = input.shape[0], weight.shape[0], geometry.h.output, geometry.w.output
+        shape = shapes[0][0], shapes[1][0], geometry.h.output, geometry.w.output
         return Tensor._of_deferred(DeferredConv(Conv2d, shape, x, weight, bias, geometry))
     return Conv2d.run("conv2d", input, weight, bias, scale, geometry, act, form, pool)
 

@@ -94,17 +94,19 @@ def _fold_of_call(make: Callable[..., Any], vectors: Vectors, *how: Hashable) ->
         return tuple(make(*vectors, *how))
     ready: dict[Key, _Fold] | None = call.notes.get(_NAME)
     if ready is None:
-        ready = call.notes[_NAME] = _compute_requests(_requests.setdefault(call.owner, _Requests()))
+        requests = _requests.get(call.owner) or _requests.setdefault(call.owner, _Requests())
+        ready = call.notes[_NAME] = _compute_requests(requests)
     key = make, how, *map(id, vectors)
     folded = ready.get(key)
     if folded is not None:
         if folded.versions == _versions(vectors):
             return folded.results
-    elif all(map(_fits, vectors)):
+    else:
         requests = _requests[call.owner]
-        refs = tuple(None if vector is None else weakref.ref(vector) for vector in vectors)
-        with requests.lock:
-            if requests.keys.get(key) != refs:  # a tensor has one weakref: another one means that its id was reused
+        refs = tuple([None if vector is None else weakref.ref(vector) for vector in vectors])
+        # A tensor has one weakref: another one means that its id was reused.
+        if requests.keys.get(key) != refs and all(map(_fits, vectors)):
+            with requests.lock:
                 requests.keys[key], requests.groups = refs, None
     return tuple(make(*vectors, *how))
 

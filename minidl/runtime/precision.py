@@ -12,8 +12,8 @@ from minidl.runtime.target import COMPILED_CPU
 PRECISIONS = ("tf32x3", "ieee", "tf32")
 
 
-class _State:
-    precision = "tf32x3"
+class state:  # noqa: N801 (one object)
+    float32 = "tf32x3"
 
 
 def precision(dtype: torch.dtype) -> str:
@@ -21,12 +21,12 @@ def precision(dtype: torch.dtype) -> str:
 
     Kernels that are compiled for the CPU always compute as "ieee".
     """
-    return _State.precision if dtype == torch.float32 and not COMPILED_CPU else "ieee"
+    return state.float32 if dtype == torch.float32 and not COMPILED_CPU else "ieee"
 
 
 def float32_precision() -> str:
     """Return how float32 products are computed: "tf32x3" (default), "ieee" or "tf32"."""
-    return _State.precision
+    return state.float32
 
 
 def set_float32_precision(name: str) -> None:
@@ -39,19 +39,19 @@ def set_float32_precision(name: str) -> None:
     if name not in PRECISIONS:
         raise ValueError(f"unknown float32 precision {name!r}; known: {', '.join(PRECISIONS)}")
     launch_hooks.settle()
-    _State.precision = name
+    state.float32 = name
 
 
 @contextlib.contextmanager
 def in_precision(name: str) -> Iterator[None]:
     """A context in which all threads compute float32 products as after `set_float32_precision(name)`."""
-    before = _State.precision
+    before = state.float32
     set_float32_precision(name)
     try:
         yield
         launch_hooks.settle()
     finally:
-        _State.precision = before
+        state.float32 = before
 
 
 def acc(dtype: torch.dtype) -> tl.dtype:

@@ -64,7 +64,7 @@ def operator(
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         name = schema.partition("(")[0]
         run = _masked(function) if is_masked else function
-        calls = Calls(run, plain=True) if replay else None
+        calls = Calls(run) if replay else None
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         called = run if calls is None else calls
         _library.impl(name, called, "CUDA")

@@ -22,6 +22,7 @@ from minidl.kernels.attention.blocks import MaskStrides, RowStrides, Sizes, Tile
 from minidl.kernels.attention.forward import attention_kernel
 from minidl.kernels.plan import LaunchPlan
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 MOST_STRIDE = 2**21  # of rows, of which a block has at most 512
 LEAST_BLOCK = 16  # of a matrix instruction
@@ -87,6 +88,7 @@ class Problem(NamedTuple):
     masked: bool
 
 
+@replayed
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, lengths: torch.Tensor | None,
     options: Options, key: torch.Tensor | None = None, first: int = 0, with_lse: bool = True,
@@ -107,6 +109,7 @@ def attention(
     return Saved(y, lse, key)
 
 
+@replayed
 def attention_grad(
     dy: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
     lengths: torch.Tensor | None, saved: Saved, options: Options, first: int = 0, with_mask: bool = False,

@@ -272,6 +272,10 @@ def check_arguments(
     op: str, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None = None
 ) -> None:
     """Raise TypeError or ValueError if dtypes or devices do not match."""
+    kind = x.dtype, x.device
+    is_alike = (w.dtype, w.device) == kind and (bias is None or (bias.dtype, bias.device) == kind)
+    if scale is None and is_alike and x.dtype in check.FLOATING:
+        return
     check.floating(op, x=x, w=w)
     check.same(op, x=x, w=w)
     if bias is None and scale is None:

@@ -26,6 +26,7 @@ from minidl.kernels.cross_entropy.targets import check_arguments, divisor_parts
 from minidl.kernels.loss_total import write_total
 from minidl.kernels.softmax.rows import RowsPlan, in_shape, rows_of
 from minidl.runtime import dependent_launch, launch
+from minidl.runtime.launch_cache.replay import replayed
 
 # Programs sum the weights of all targets themselves, which saves a launch, if together they read at most this many
 # targets (2 MB). The CPU always needs the launch, to check the targets.
@@ -57,6 +58,7 @@ def cross_entropy(
     return loss, grad if divisor is None else cross_entropy_grad_(grad, None, divisor)
 
 
+@replayed
 def cross_entropy_parts(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, ignore_index: int = -100,
     reduction: str = "mean", label_smoothing: float = 0.0, with_grad: bool = False,

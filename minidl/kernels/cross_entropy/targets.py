@@ -85,6 +85,8 @@ def divisor_parts(op, target, weight, R, N, ignore_index, dtype, mean):
         target_kernel, (programs,), target, weight, sums, wrong, R, N, ignore_index, programs, ACC=launch.acc(dtype),
         **dependent_launch.options(), **tile.options,
     )  # fmt: skip
+    if wrong is not None:
+        launch.note_indirect(tuple)  # the check below depends on values: it is never replayed
     for value in () if wrong is None else wrong.tolist():
         if value != NO_CLASS.value:
             raise IndexError(

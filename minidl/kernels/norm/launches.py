@@ -184,11 +184,10 @@ def check_arguments(
 
 def check_vectors(op: str, what: str, x: torch.Tensor, C: int, eps: float, **vectors: torch.Tensor | None) -> None:
     """Raise TypeError or ValueError, naming the operation, for arguments that its kernels do not accept."""
-    check.floating(op, x=x)
+    check.floating(op, x=x, **vectors)
     if not check.real(op, "eps", eps) >= 0:
         raise ValueError(f"{op}: eps is {eps}, expected 0 or more")
     for name, vector in vectors.items():
-        check.floating(op, **{name: vector})
         if vector is None:
             continue
         if vector.shape != (C,):

@@ -131,6 +131,7 @@ def extreme(
     return y, positions
 
 
+@replayed
 def _positions(
     name: str, x: torch.Tensor, dim: int | None, keepdim: bool, smallest: bool, values: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:

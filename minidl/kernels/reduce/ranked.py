@@ -22,6 +22,7 @@ from minidl.kernels import check, memory_layout
 from minidl.kernels.reduce.layout import LOWEST_INTEGER, output_block, plan
 from minidl.kernels.reduce.sorting import key, key_type, sort
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 PART = 4096  # elements of a part
 LONG_NOWHERE, NOWHERE = tl.constexpr(2**62), tl.constexpr(2**31 - 1)
@@ -104,6 +105,7 @@ def select_kernel(
     tl.store(p_j + o_y, b_at, mask=selected)
 
 
+@replayed
 def leading(x: torch.Tensor, k: int, dim: int = -1, largest: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the k largest elements along `dim` (or smallest, NaN last), ties by position, and their positions.
 

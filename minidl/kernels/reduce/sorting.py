@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from minidl.runtime import launch
+from minidl.runtime.launch_cache.replay import replayed
 
 PIECE = 128
 LONG = 2**30  # from this size on, positions take 64 bits
@@ -102,6 +103,7 @@ def join_kernel(
     tl.store(p_j + row + o_y, tl.load(p_at + row + o, mask=m, other=0).to(p_j.dtype.element_ty), mask=m)
 
 
+@replayed
 def sort(x: torch.Tensor, descending: bool, origins: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows [K, R] in stable order, and the positions of their elements (or those of `origins`)."""
     K, R = x.shape

@@ -51,15 +51,16 @@ class UnpackedLaunch:
 
     args        all arguments; only the first part of a descriptor depends on its address
     position    the index in `args` of each argument, or of the first part of a descriptor
+    raw, head   the launch is raw(*grid, stream, *head, *args)
     """
 
     MAX_DESCRIPTORS = 64  # cached per argument
 
     def __init__(self, compiled: CompiledLaunch, raw: Any, args: Sequence[Any]) -> None:
         launcher = compiled.run
-        self._raw, self._kernel = raw, compiled.compiled
+        self.raw, self._kernel = raw, compiled.compiled
         scratch = hooks = None
-        self._head = (
+        self.head = (
             compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, scratch, scratch,
             compiled.metadata,
             hooks, hooks, hooks,
@@ -89,11 +90,6 @@ class UnpackedLaunch:
                 cache.clear()
             part = cache[address] = _unpacked_descriptor(at_address(like, address), layout)[0]
         return part
-
-    def launch(self, grid: tuple[int, ...], stream: int, args: list[Any]) -> None:
-        """Launch as `CompiledLaunch.launch` does."""
-        x, y, z = (*grid, 1, 1)[:3]
-        self._raw(x, y, z, stream, *self._head, *args)
 
 
 def unpack(compiled: CompiledLaunch, args: Sequence[Any]) -> UnpackedLaunch | None:
@@ -139,8 +135,9 @@ class _Variants:
         self.caches = caches  # referenced so that no other tuple gets its id
         self.hash = kernel.hash
         # Triton compares these in Python (0.9 us each); a comparison of lists runs in C.
-        self.globals = [(scope, name) for (name, _), (_, scope) in kernel.used_global_vals.items()]
-        self.values = [scope.get(name) for scope, name in self.globals]
+        self.scopes = [scope for _, scope in kernel.used_global_vals.values()]
+        self.names = [name for name, _ in kernel.used_global_vals]
+        self.values = list(map(dict.get, self.scopes, self.names))
         runtime = [parameter for parameter in kernel.params if not parameter.is_constexpr]
         self.count = len(runtime) if runtime == kernel.params[: len(runtime)] else -1
         # The launcher skips the positions of constants.
@@ -156,7 +153,7 @@ class _Variants:
     def unchanged(self, kernel: Any) -> bool:
         if kernel.hash is not self.hash or kernel.pre_run_hooks:
             return False
-        return [scope.get(name) for scope, name in self.globals] == self.values
+        return list(map(dict.get, self.scopes, self.names)) == self.values
 
     def key(self, kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> tuple[Any, ...]:
         backends, const, specialize, align = self.specialization
@@ -177,18 +174,13 @@ def launch(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: dict
 
 
 def _on_device(compiled: CompiledLaunch, args: tuple[Any, ...], device: int) -> bool:
-    for i in compiled.tensors:
-        if args[i].get_device() != device:
-            return False
-    for i in compiled.descriptors:  # noqa: SIM110 (a generator takes as long as four iterations)
-        if args[i].base.get_device() != device:
-            return False
-    return True
+    tensors = [args[i] for i in compiled.tensors] + [args[i].base for i in compiled.descriptors]
+    return False not in [x.get_device() == device for x in tensors]
 
 
 def store(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: Any) -> None:
     """Cache the kernel that Triton has just launched with these arguments on the current device."""
-    if not SUPPORTED or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or _is_customized():
+    if not SUPPORTED or type(kernel) is not jit.JITFunction or type(compiled) is not CompiledKernel or not usable(()):
         return
     caches = kernel.device_caches[_current_device()]
     variants = _variants.get(id(caches))
@@ -205,31 +197,33 @@ def store(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any], compiled: An
 
 
 def usable(kernels: Sequence[tuple[Any, _Variants]]) -> bool:
-    """Return whether Triton would launch the cached variants of these kernels on the current device."""
-    if _is_customized():
+    """Return whether Triton is not customized and would launch the cached variants of these kernels."""
+    runtime = knobs.runtime
+    # These dicts have the knobs set in this process, not values from the environment.
+    if runtime.__dict__ or knobs.compilation.__dict__:
+        return False
+    if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
         return False
     device = _current_device()
-    return all(
-        variants.unchanged(kernel) and kernel.device_caches[device] is variants.caches for kernel, variants in kernels
-    )
+    for kernel, variants in kernels:
+        if not variants.unchanged(kernel) or kernel.device_caches[device] is not variants.caches:
+            return False
+    return True
 
 
 def stream() -> int:
     """Return the current stream of the current device."""
-    return int(driver.active.get_current_stream(_current_device()))
+    return int(_current_stream(_current_device()))
 
 
-def _current_device() -> int:
-    return driver.active.get_current_device()
-
-
-if hasattr(torch._C, "_cuda_getDevice"):  # torch.cuda.current_device first checks for CUDA, for 1.5 us
-    _current_device = torch._C._cuda_getDevice
+# torch.cuda.current_device, which Triton calls, first checks for CUDA, for 1.5 us. `active` needs a GPU.
+_current_device = getattr(torch._C, "_cuda_getDevice", lambda: driver.active.get_current_device())  # noqa: PLW0108
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda at: driver.active.get_current_stream(at))  # noqa: PLW0108
 
 
 def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> CompiledLaunch | None:
     """Return the cached launch for these arguments; None if there is none or tensors are on another device."""
-    if type(kernel) is not jit.JITFunction or _is_customized():
+    if type(kernel) is not jit.JITFunction or not usable(()):
         return None
     device = _current_device()
     variants = _variants.get(id(kernel.device_caches[device]))
@@ -240,11 +234,3 @@ def lookup(kernel: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> Compiled
         return compiled if compiled is not None and _on_device(compiled, args, device) else None
     except (TypeError, AttributeError):  # an unhashable constant, a pointer that is not a tensor
         return None
-
-
-def _is_customized() -> bool:
-    runtime = knobs.runtime
-    # These dicts have the knobs set in this process, not values from the environment.
-    if runtime.__dict__ or knobs.compilation.__dict__:
-        return True
-    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

@@ -69,10 +69,6 @@ class RecordedCall(NamedTuple):
     kernels: tuple[tuple[Any, Any], ...]  # each once, with its compiled variants
     result: Any  # indices and locations in place of tensors
 
-    def is_current(self) -> bool:
-        """Return whether Triton would still launch the same compiled kernels."""
-        return launch.ON_CPU or fast_launch.usable(self.kernels)
-
     def replay(self, tensors: list[torch.Tensor], addresses: list[int]) -> Any:
         """Launch with these inputs and return the result; buffers are appended to both lists."""
         for size, stride, dtype, device in self.buffers:
@@ -87,7 +83,7 @@ class RecordedCall(NamedTuple):
                 recorded.on_cpu.run([addresses[at.base] + at.offset for _, at in recorded.tensors])
             else:
                 _run(recorded, tensors)
-        return _result(self.result, tensors)
+        return tensors[self.result] if type(self.result) is int else _result(self.result, tensors)
 
 
 def _run(recorded: RecordedLaunch, tensors: list[torch.Tensor]) -> None:
@@ -120,7 +116,8 @@ def _launch(recorded: RecordedLaunch, stream: int, addresses: list[int]) -> None
         args[unpacked.position[i]] = unpacked.descriptor(
             i, recorded.args[i], addresses[location.base] + location.offset
         )
-    unpacked.launch(recorded.grid, stream, args)
+    x, y, z = (*recorded.grid, 1, 1)[:3]
+    unpacked.raw(x, y, z, stream, *unpacked.head, *args)
 
 
 def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
@@ -131,7 +128,7 @@ def _result(result: Any, tensors: list[torch.Tensor]) -> Any:
         return result.of(tensors)
     if result is None:
         return None
-    items = [tensors[item] if type(item) is int else _result(item, tensors) for item in result]
+    items = [tensors[item] if type(item) is int else item and _result(item, tensors) for item in result]
     return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 

@@ -28,7 +28,8 @@ _ALLOCATES = {
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }  # fmt: skip
-_FILLS = {_aten.clone.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}  # and the position of the value
+# And the position of the value.
+_FILLS = {_aten.clone.default: 0, _aten._to_copy.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -73,7 +74,7 @@ class _Allocations(TorchDispatchMode):
         output = func(*args, **(kwargs or {}))
         if func in _ALLOCATES or (func in _FILLS and output is not args[0]):
             self.buffers.append(output)
-        if func in _FILLS:
+        if func in _FILLS and (func is not _aten._to_copy.default or output.device == args[0].device):
             value = args[_FILLS[func]]
             method = torch.Tensor.copy_ if isinstance(value, torch.Tensor) else torch.Tensor.fill_
             launch_tape.tapes[threading.get_ident()].launches.append((method, (), (output, value), {}))

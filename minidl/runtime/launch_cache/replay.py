@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,25 +23,25 @@ import triton.language as tl
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_hooks, precision
+from minidl.runtime.launch_cache import fast_launch
 from minidl.runtime.launch_cache.recorded_call import RecordedCall
 from minidl.runtime.launch_cache.recorder import is_recording, record_call
 
 MAX_KEYS = 4096  # of a function; when it has more, all are dropped
 TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})  # subclasses of Tensor are never replayed
-_RECORD_NEXT, _NEVER = "record next", "never"
 MISSING = object()
 _NOTHING: dict[str, Any] = {}
+_RECORD_NEXT, NEVER = "record next", "never"
 # In the interpreter kernels take longer than what replaying saves, so it is on only in tests.
-_state = {"on": not launch.INTERPRETED, "at_once": False}
+settings = {"on": not launch.INTERPRETED, "at_once": False}
 
 
 class Calls:
     """A function and the recordings of its calls, by key."""
 
-    def __init__(self, function: Callable[..., Any], plain: bool = False) -> None:
-        """plain: sequences among the arguments contain only integers."""
-        self.function, self.plain = function, plain
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.waits = function, False  # waits: results of an operation were deferred
         self.recorded: dict[Any, Any] = {}
         launch.register_cache(self)
 
@@ -52,40 +52,46 @@ class Calls:
         result = self.replay(args, kwargs)
         return self.call(args, kwargs) if result is MISSING else result
 
-    def replay(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack():
+    def replay(self, args: Sequence[Any], kwargs: dict[str, Any] = _NOTHING, never: Any = MISSING) -> Any:
+        """Replay the call and return its result, new tensors and no views; return MISSING if `call` is needed, and
+        `never` if no call with its key is replayed."""
+        if not settings["on"] or (launch_hooks.active and launch.handed_over()) or torch._C._len_torch_dispatch_stack():
             return MISSING
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         try:
-            recorded = self.recorded.get(_key(args, kwargs, tensors, addresses, self.plain))
+            recorded = self.recorded.get(_key(args, kwargs, tensors, addresses))
         except (TypeError, RuntimeError):  # an unhashable argument, a tensor without strides
             return MISSING
-        if type(recorded) is RecordedCall and recorded.is_current():
+        if type(recorded) is RecordedCall and (launch.ON_CPU or fast_launch.usable(recorded.kernels)):
             return recorded.replay(tensors, addresses)
-        return MISSING
+        return never if recorded is NEVER else MISSING
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any] = _NOTHING) -> Any:
-        """Call the function, record the call if it is the second one with its key, and return its result."""
-        if not _state["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or is_recording():
-            return self.function(*args, **kwargs)
+    def call(
+        self, args: Sequence[Any], kwargs: dict[str, Any] = _NOTHING, function: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call the function, record the call if it is the second one with its key, and return its result.
+
+        function: called in place of the function, with the same arguments and result."""
+        function = function or self.function
+        if not settings["on"] or launch.handed_over() or torch._C._len_torch_dispatch_stack() or is_recording():
+            return function(*args, **kwargs)
         tensors: list[torch.Tensor] = []
         addresses: list[int] = []
         try:
-            key = _key(args, kwargs, tensors, addresses, self.plain)
-            state = self.recorded.get(key, _RECORD_NEXT if _state["at_once"] else None)
+            key = _key(args, kwargs, tensors, addresses)
+            state = self.recorded.get(key, _RECORD_NEXT if settings["at_once"] else None)
         except (TypeError, RuntimeError):
-            return self.function(*args, **kwargs)
+            return function(*args, **kwargs)
         if state is _RECORD_NEXT and not _share_memory(tensors, addresses) and not _has_torch_function_mode():
-            result, recorded = record_call(self.function, args, kwargs, tensors)
-            self.recorded[key] = _NEVER if recorded is None else recorded
+            result, recorded = record_call(function, args, kwargs, tensors)
+            self.recorded[key] = NEVER if recorded is None else recorded
             return result
         if state is None:
             if len(self.recorded) >= MAX_KEYS:
                 self.recorded.clear()
             self.recorded[key] = _RECORD_NEXT
-        return self.function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,25 +109,20 @@ def replayed(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def replaying(enabled: bool, at_once: bool = False) -> Iterator[None]:
     """A context that turns replaying on or off; `at_once`: record the first call with a key, not the second."""
-    before = dict(_state)
-    _state.update({"on": enabled, "at_once": at_once})
+    before = dict(settings)
+    settings.update({"on": enabled, "at_once": at_once})
     try:
         yield
     finally:
-        _state.update(before)
+        settings.update(before)
 
 
-def _key(
-    args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
-) -> Any:
+def _key(args: Sequence[Any], kwargs: dict[str, Any], tensors: list[torch.Tensor], addresses: list[int]) -> Any:
     """Return all that a call depends on except addresses and values. Fills both lists.
 
     Raises TypeError or RuntimeError for arguments without a key."""
-    parts: list[Any] = [launch.float32_precision()]
-    _add(args, parts, tensors, addresses, plain)
-    if kwargs:
-        parts.append(tuple(kwargs))
-        _add(kwargs.values(), parts, tensors, addresses, plain)
+    parts: list[Any] = [precision.state.float32]
+    _add((*args, tuple(kwargs), *kwargs.values()) if kwargs else args, parts, tensors, addresses)
     if len(set(addresses)) != len(addresses):
         parts.append(tuple(map(addresses.index, addresses)))
     return tuple(parts)
@@ -131,9 +132,7 @@ _SIMPLE = frozenset({int, bool, str, type(None)})
 _HASHED = frozenset({int, bool, torch.dtype, torch.device, torch.memory_format})
 
 
-def _add(
-    values: Iterable[Any], parts: list[Any], tensors: list[torch.Tensor], addresses: list[int], plain: bool
-) -> None:
+def _add(values: Iterable[Any], parts: list[Any], tensors: list[torch.Tensor], addresses: list[int]) -> None:
     for value in values:
         kind = type(value)
         if value is None or kind is str:
@@ -143,15 +142,13 @@ def _add(
             tensors.append(value)
             addresses.append(address)
             parts.append((value.shape, value.stride(), value.dtype, value.device, address & 15))
-        elif plain and (kind is tuple or kind is list):
-            parts.append(tuple(value))
         elif kind is tuple or kind is list:
             kinds = tuple(map(type, value))
             parts.append(kinds)
             if _SIMPLE.issuperset(kinds):
                 parts.append(tuple(value))
             else:
-                _add(value, parts, tensors, addresses, plain)
+                _add(value, parts, tensors, addresses)
         elif kind is float:
             # 0.0 equals -0.0, and nan does not equal nan
             parts.append(value if value > 0 or value < 0 else value.hex())
@@ -162,7 +159,7 @@ def _add(
         elif isinstance(value, tuple):
             parts.append(kind)
             if True in [isinstance(each, torch.Tensor) for each in value]:
-                _add(value, parts, tensors, addresses, plain)
+                _add(value, parts, tensors, addresses)
             else:
                 parts.append(value)
         else:  # a subclass of Tensor, or a container that may have one
