@@ -29,12 +29,13 @@ static struct {
 static __thread const char *running;  // the kernel of this thread, for `crashed`
 static struct sigaction former[NSIG];
 
-static void crashed(int number) {
+static void crashed(int number, siginfo_t *info, void *context) {
   char text[400];
   const char *form = "minidl: %s read or wrote outside of its tensors (signal %d); MINIDL_CPU=interpreted and "
                      "`minidl sanitize` name the line\n";
   if (running && write(2, text, snprintf(text, sizeof text, form, running, number)) < 0) running = 0;
-  sigaction(number, &former[number], 0);  // the instruction runs again
+  sigaction(number, &former[number], 0);
+  if (info->si_code <= 0) raise(number);  // sent by a process; else the instruction runs again
 }
 
 static char *memory(size_t size) {
@@ -97,6 +98,7 @@ int launch(
     Kernel kernel, const char *name, const int64_t *args, const int64_t *grid, int64_t scratch, int threads) {
   int64_t programs = grid[0] * grid[1] * grid[2];
   struct timespec start, end;
+  if (programs <= 0) return 0;
   clock_gettime(CLOCK_MONOTONIC, &start);
   if (work(kernel, name, args, grid, scratch, 0, 1)) return 1;
   clock_gettime(CLOCK_MONOTONIC, &end);
@@ -135,8 +137,8 @@ int launch(
 }
 
 __attribute__((constructor)) static void prepare(void) {
-  struct sigaction action = {.sa_handler = crashed, .sa_flags = SA_NODEFER};
-  int numbers[] = {SIGSEGV, SIGBUS, SIGFPE};
+  struct sigaction action = {.sa_sigaction = crashed, .sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO};
   pthread_atfork(0, 0, after_fork);
-  for (int i = 0; i < 3; i++) sigaction(numbers[i], &action, &former[numbers[i]]);
+  sigaction(SIGSEGV, &action, &former[SIGSEGV]);
+  sigaction(SIGBUS, &action, &former[SIGBUS]);
 }

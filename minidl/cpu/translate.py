@@ -15,13 +15,14 @@ from minidl.cpu.values import name
 HANDLERS = {**blocks.HANDLERS, **control.HANDLERS, **folds.HANDLERS}
 
 
-def translate(text: str) -> tuple[str, int]:
-    """Return a kernel's TTIR as C, and the bytes of memory that a program needs.
+def translate(text: str, defers: bool = True) -> tuple[str, int]:
+    """Return a kernel's TTIR as C, and the bytes of memory that a program needs. defers: tensors do not overlap, so
+    that loads may need no memory (`deferral`).
 
     Raises NotImplementedError for an operation that is not supported, with its line in the kernel.
     """
     function = parse(text)
-    translator = Translator(function, HANDLERS)
+    translator = Translator(function, HANDLERS, defers)
     for i, (parameter, kind) in enumerate(function.parameters):
         source = f"args[{i}]"
         if kind.element in ("f32", "f64"):

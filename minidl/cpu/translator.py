@@ -26,7 +26,8 @@ IGNORED = {
 class Translator:
     """Translates the operations of a function, those in `handlers` by these functions."""
 
-    def __init__(self, function: Function, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, function: Function, handlers: Mapping[str, Handler], defers: bool = True) -> None:
+        """defers: loads need no memory where `deferral` allows it."""
         self.function, self.handlers = function, handlers
         self.code = Code()
         self.values: dict[str, Value] = {}
@@ -35,15 +36,13 @@ class Translator:
         self.products: set[str] = set()
         self.scope = object()
         self.owners: dict[Value, object] = {}
-        self.deferred: set[str] = set()  # loads that are part of the loop that uses their elements
         bodies = [function.body]
         for body in bodies:
             for operation in body:
                 for operand in operation.operands:
                     self.uses[operand] = self.uses.get(operand, 0) + 1
                 bodies += [region.operations for region in operation.regions]
-        for body in bodies:
-            self.deferred |= deferrable(body, self.uses)
+        self.deferred = deferrable(function, bodies, self.uses) if defers else set()
 
     # Blocks and numbers
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from minidl.autograd import no_grad
 from minidl.autograd.function import rerouted
 from minidl.common import write_files
-from minidl.kernels import activation
+from minidl.kernels import activation, check
 from minidl.nn import recurrent
 from minidl.nn.module import Module
 from minidl.ops import binary
@@ -50,6 +50,11 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError(f"export_onnx needs {error.name}: pip install 'minidl[onnx]'") from None
+    if not isinstance(model, Module):
+        raise TypeError(f"export_onnx: model is of type {type(model).__name__}, expected a minidl Module")
+    dynamic_dims = check.integers("export_onnx", "dynamic_dims", dynamic_dims)
+    if min(dynamic_dims, default=0) < 0:
+        raise ValueError(f"export_onnx: dynamic_dims is {list(dynamic_dims)}, expected numbers of 0 or more")
     examples = tuple(_input(x, dynamic_dims) for x in (example if isinstance(example, tuple) else (example,)))
     sizes: Any = tuple({i: torch.export.Dim.DYNAMIC for i in dynamic_dims if i < x.dim()} for x in examples)
     names = list(inspect.signature(model.forward).parameters)[: len(examples)]
@@ -145,7 +150,7 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
     if function.__module__ == binary.__name__:
         name = name.lower()
     theirs: Any = next((getattr(space, name) for space in (F, torch, torch.Tensor) if hasattr(space, name)), None)
-    if theirs is None:
+    if theirs is None and not name.startswith("div"):
         raise TypeError(f"{name}: torch has no such operation, so it cannot be exported")
     args, options = tree_map(_value, (args, options))
     signature = inspect.signature(function)
@@ -155,6 +160,10 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
         settings = {key: bound.arguments.pop(key, None) for key in more}
         settings = {key: value for key, value in settings.items() if value is not None and key not in _IGNORED}
         args, options = bound.args, bound.kwargs
+    if name == "gelu":  # whose second argument has no position in torch
+        args, options = args[:1], dict([*signature.bind(*args, **options).arguments.items()][1:])
+    if name in ("divfloor", "divtrunc"):
+        theirs, options = torch.div, options | {"rounding_mode": name[3:]}
     y = theirs(*args, **options)
     act, slope = activation.parse(settings.pop("act", None))
     if act == "gelu_tanh":

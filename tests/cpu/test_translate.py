@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from minidl.cpu import build, translate
+from minidl.cpu import build, translate, ttir
+from minidl.cpu.translator import Translator
 from tests.cpu import kernels
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C compiler")
@@ -109,3 +110,41 @@ def test_an_operation_without_a_translation_is_named_with_its_line():
     text += '#loc1 = loc("kernel.py":7:4)\n'
     with pytest.raises(NotImplementedError, match=r"^kernel.py:7: tt.atomic_rmw is not supported on the CPU$"):
         translate.translate(text)
+
+
+LOADS = """
+    %r = tt.make_range {{end = 64 : i32, start = 0 : i32}} : tensor<64xi32>
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %xs = tt.splat %x : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>
+    %px = tt.addptr %xs, %r : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
+    %ys = tt.splat %y : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>
+    %py = tt.addptr %ys, %r : tensor<64x!tt.ptr<f32>>, tensor<64xi32>
+    {body}
+    """
+TENSOR = "tensor<64x!tt.ptr<f32>>"
+LOOP = f"""%e:2 = scf.for %k = %c0 to %n step %c1 iter_args(%a = %px, %b = %py) -> ({TENSOR}, {TENSOR})  : i32 {{
+      %v = tt.load %a : {TENSOR}
+      tt.store TO, %v : {TENSOR}
+      scf.yield NEXT : {TENSOR}, {TENSOR}
+    }}"""
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (f"%v = tt.load %px : {TENSOR}\n    tt.store %py, %v : {TENSOR}", 1),
+        (f"%v = tt.load %px : {TENSOR}\n    tt.store %px, %v : {TENSOR}", 0),
+        (f"%v = tt.load %px : {TENSOR}\n    tt.store %py, %v : {TENSOR}\n    tt.store %px, %v : {TENSOR}", 0),
+        (LOOP.replace("TO", "%b").replace("NEXT", "%a, %b"), 1),
+        (LOOP.replace("TO", "%px").replace("NEXT", "%a, %b"), 0),
+        (LOOP.replace("TO", "%b").replace("NEXT", "%b, %a"), 0),
+        (LOOP.replace("TO", "%py").replace("NEXT", "%a, %b"), 1),
+    ],
+    ids=["other", "same", "twice", "in a loop", "same in a loop", "exchanged", "from outside"],
+)
+def test_a_load_needs_no_memory_if_another_parameter_is_written(body, count):
+    text = kernels.function("%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32", LOADS.format(body=body))
+    translator = Translator(ttir.parse(text), translate.HANDLERS)
+    assert len(translator.deferred) == count
+    assert not Translator(ttir.parse(text), translate.HANDLERS, defers=False).deferred

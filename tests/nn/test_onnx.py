@@ -29,6 +29,11 @@ class _Mixed(nn.Module):
         return ops.div(ops.mul(1.0 - h, y), 2.0), h.argmax(1)
 
 
+class _Floor(nn.Module):
+    def forward(self, x):
+        return ops.div(x, 0.3, rounding_mode="floor") + ops.div(x, 0.3, rounding_mode="trunc") + x // 2 + x % 2
+
+
 class _Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -67,6 +72,8 @@ CASES = {
     "rnn": lambda: (_Recurrent(nn.RNN(3, 5, nonlinearity="relu", batch_first=True)), minidl.randn(2, 4, 3)),
     "lstm_alone": lambda: (nn.LSTM(3, 5, batch_first=True), minidl.randn(2, 4, 3)),
     "cell": lambda: (nn.GRUCell(3, 5), minidl.randn(2, 3)),
+    "gelu": lambda: (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU("tanh")), minidl.randn(2, 3)),
+    "floor": lambda: (_Floor(), minidl.randn(2, 3)),
     "mixed": lambda: (_Mixed(), (minidl.randn(2, 3, 6), minidl.randn(2, 1))),
 }  # fmt: skip
 
@@ -163,10 +170,21 @@ def test_errors(case, tmp_path):
     assert ops.add(minidl.ones(2), torch.ones(2)).tolist() == [2.0, 2.0]  # operations compute again
 
 
-def test_no_tensor(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"example": 3}, TypeError, "example is of type int, expected a Tensor"),
+        ({"model": len}, TypeError, "model is of type builtin_function_or_method, expected a minidl Module"),
+        ({"dynamic_dims": "0"}, TypeError, "dynamic_dims is '0', expected a whole number"),
+        ({"dynamic_dims": (-1,)}, ValueError, r"dynamic_dims is \[-1\], expected numbers of 0 or more"),
+    ],
+)
+def test_bad_arguments(change, error, text, tmp_path):
     pytest.importorskip("onnx"), pytest.importorskip("onnxscript")
-    with pytest.raises(TypeError, match="example is of type int, expected a Tensor"):
-        minidl.export_onnx(nn.Linear(3, 2), 3, tmp_path / "model.onnx")
+    call = {"model": nn.Linear(3, 2), "example": minidl.ones(2, 3), "path": tmp_path / "model.onnx"} | change
+    with pytest.raises(error, match=text):
+        minidl.export_onnx(**call)
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_its_packages(monkeypatch, tmp_path):

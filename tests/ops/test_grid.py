@@ -95,6 +95,19 @@ def test_nothing_of_nothing(shapes, device):
     assert not grid.grad.data.any()
 
 
+@pytest.mark.parametrize("padding", ["border", "reflection"])
+@pytest.mark.parametrize("corners", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_derivative_at_outer_pixels_is_that_of_torch(size, corners, padding, device):
+    x, ends = values(1, 2, size, size, device=device), [-1.0, 1.0, 0.0, -2.0, 3.0, 1 - 1 / size]
+    grid = torch.tensor(list(itertools.product(ends, ends)), dtype=x.dtype, device=device)[None, None]
+    mine, theirs = [Tensor(t, requires_grad=True) for t in (x, grid)], [t.clone().requires_grad_() for t in (x, grid)]
+    ops.grid_sample(*mine, "bilinear", padding, corners).sum().backward()
+    F.grid_sample(*theirs, "bilinear", padding, corners).sum().backward()
+    for tensor, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(tensor.grad.data, expected.grad)
+
+
 def test_sixteen_bits_are_rounded_once(device):
     x, grid = (t.half() for t in (values(2, 3, 9, 8, device=device), values(2, 5, 5, 2, scale=0.6, device=device)))
     exact = F.grid_sample(x.double(), grid.double(), align_corners=False)

@@ -65,6 +65,66 @@ def test_an_interpreting_process_says_what_to_set():
         compiled(print)
 
 
+IN_PLACE = """
+import torch, triton, triton.language as tl
+from minidl.testing import compiled
+
+@triton.jit
+def shift_kernel(p_from, p_to, n, LOOP: tl.constexpr):
+    o = tl.arange(0, 8)
+    p_source, p_target = p_from + o, p_to + o
+    if LOOP:
+        for _ in range(0, n):
+            tl.store(p_target, tl.load(p_source) * 2)
+    else:
+        tl.store(p_target, tl.load(p_source) * 2)
+
+@triton.jit
+def repeat_kernel(p_x, DIVISOR: tl.constexpr):
+    p = p_x + tl.arange(0, 8) // DIVISOR
+    tl.store(p, tl.load(p) + 1)
+
+x = torch.arange(16.0)
+expected = x.clone()
+expected[1:9] = 2 * x[:8]
+for loop in (False, True):
+    y = x.clone()
+    compiled(shift_kernel)[(1,)](y, y[1:], 1, LOOP=loop)
+    assert torch.equal(y, expected), (loop, y)
+for divisor in (1, 2, 8):
+    y = torch.arange(16.0)
+    compiled(repeat_kernel)[(1,)](y, DIVISOR=divisor)
+    assert torch.equal(y[: 8 // divisor], x[: 8 // divisor] + 1), (divisor, y)
+y = x.clone()
+compiled(shift_kernel)[(0,)](y, y[1:], 1, LOOP=False)
+assert torch.equal(y, x)
+"""
+
+SENT = """
+import os, signal
+import torch, triton, triton.language as tl
+from minidl.testing import compiled
+
+@triton.jit
+def fill_kernel(p_x):
+    tl.store(p_x + tl.arange(0, 4), 1.0)
+
+compiled(fill_kernel)[(1,)](torch.zeros(4))
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
+@pytest.mark.parametrize(("text", "code"), [(IN_PLACE, 0), (SENT, -signal.SIGSEGV)], ids=["in place", "signal"])
+def test_overlaps_empty_grids_and_signals_of_others(text, code, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIDL_CPU", "compiled")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    (tmp_path / "script.py").write_text(text)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "minidl:" not in done.stderr
+
+
 CRASH = """
 import torch, triton, triton.language as tl
 from minidl.testing import compiled
