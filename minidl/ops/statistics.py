@@ -5,7 +5,6 @@ Kernels sort and compare floating numbers and compute their bins; torch counts i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -157,7 +156,12 @@ def unique(
     With return_inverse, then the position of each element among them, with return_counts how often each occurs, int64.
     Every NaN is distinct. No gradient is recorded. Raises IndexError for a dimension out of range.
     """
-    return _distinct(torch.unique, input, return_inverse, return_counts, dim)
+    axis = None if dim is None else check.axis("unique", dim, max(input.ndim, 1))
+    values, codes = _codes(input.data)
+    outputs = torch.unique(codes, return_inverse=return_inverse, return_counts=return_counts, dim=axis)
+    first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+    elements = Tensor(first if values is None else values[first])
+    return (elements, *map(Tensor, others)) if others else elements
 
 
 def unique_consecutive(
@@ -165,16 +169,12 @@ def unique_consecutive(
 ) -> Any:
     """Return the elements, or parts along `dim`, that differ from the one before; arguments, results and errors as
     `unique`."""
-    return _distinct(torch.unique_consecutive, input, return_inverse, return_counts, dim)
-
-
-def _distinct(function: Callable[..., Any], x: Tensor, inverse: bool, counts: bool, dim: int | None) -> Any:
-    axis = None if dim is None else check.axis(function.__name__, dim, max(x.ndim, 1))
-    values, codes = _codes(x.data)
-    outputs = function(codes, return_inverse=inverse, return_counts=counts, dim=axis)
-    first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-    elements = Tensor(first if values is None else values[first])
-    return (elements, *map(Tensor, others)) if others else elements
+    axis = None if dim is None else check.axis("unique_consecutive", dim, max(input.ndim, 1))
+    x = input.data.reshape(-1) if axis is None else input.data
+    _, inverse, counts = torch.unique_consecutive(_codes(input.data)[1], True, True, dim=axis)
+    first = x.reshape(x.shape or 1).index_select(axis or 0, counts.cumsum(0) - counts)
+    others = [each for each, wanted in ((inverse, return_inverse), (counts, return_counts)) if wanted]
+    return (Tensor(first), *map(Tensor, others)) if others else Tensor(first)
 
 
 def _codes(x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -184,3 +184,13 @@ def test_a_diagonal_has_equal_sizes():
 
 def test_rows_are_added_in_place():
     both(lambda m, x, y: (x * 1).index_add_(0, m.tensor([2, 0, 2]), y, alpha=0.5), numbers(3, 4), numbers(3, 4))
+
+
+@pytest.mark.parametrize("dim", [None, 0])
+def test_runs_have_the_element_they_begin_with(dim, device):
+    x = torch.tensor([-0.0, 0.0, 1.0, 0.0, -0.0, float("nan"), float("nan")], device=device)
+    y, inverse, counts = ops.unique_consecutive(Tensor(x), True, True, dim)
+    expected = torch.unique_consecutive(x, True, True, dim)
+    for mine, theirs in zip((y, inverse, counts), expected, strict=True):
+        torch.testing.assert_close(mine.data, theirs, equal_nan=True)
+    assert torch.equal(y.data[:3].signbit(), expected[0][:3].signbit())
