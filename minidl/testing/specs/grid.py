@@ -1,4 +1,5 @@
-"""The spec of `grid_sample`: a weighted sum of up to 8 pixels, and the gradients of pixels and positions.
+"""The specs of `affine_grid`, and of `grid_sample`: a weighted sum of up to 8 pixels, and the gradients of pixels and
+positions.
 
 A coordinate v has an error of a few roundings of numbers up to its size, `error`. The sum is continuous in it: along
 each axis it changes by at most 2 max |x| for each unit, as a pixel's gradient changes by at most 2 |dy|. Positions are
@@ -7,6 +8,7 @@ drawn away from kinks, where differences are no derivatives.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -66,7 +68,50 @@ def _inputs(make: Make) -> Case:
     return _case(make, *shape, sizes, out, make.choice(["bilinear", "nearest"]), padding, corners)
 
 
+def _points(theta: torch.Tensor, size: tuple[int, ...], corners: bool) -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):  # that sizes of 1 have changed
+        return F.affine_grid(theta, size, corners)
+
+
+def _points_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Coordinates up to 1 are rounded once, from float64; then it is a product."""
+    total = case.args[0].abs().sum(-1)
+    error = (4 * bounds.UNIT[dtype] + bounds.gamma(8, bounds.acc_unit(dtype))) * total + 8 * bounds.TINY[dtype]
+    error = bounds.or_infinite(error, total, dtype)
+    return bounds.rounded(y, error.reshape(len(y), *[1] * (y.dim() - 2), -1).expand_as(y), dtype)
+
+
+def _points_grad_bound(case: Case, dy: torch.Tensor, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    total, P = dy.abs().flatten(1, -2).sum(1), dy[0, ..., 0].numel()
+    error = (4 * bounds.UNIT[dtype] + bounds.gamma(P + 8, bounds.acc_unit(dtype))) * total + P * bounds.TINY[dtype]
+    return (bounds.rounded(grads[0], bounds.or_infinite(error, total, dtype).unsqueeze(-1).expand_as(grads[0]), dtype),)
+
+
+def _matrices(make: Make) -> Case:
+    D = make.integer(2, 3)
+    size = make.size(1, 3), make.size(1, 3), *(make.size(1, 7) for _ in range(D))
+    return Case((make.tensor(size[0], D, D + 1), size, bool(make.integer(0, 1))))
+
+
 SPECS = [
+    OpSpec(
+        name="affine_grid",
+        op=ops.affine_grid,
+        reference=_points,
+        inputs=_matrices,
+        bound=_points_bound,
+        grad_bound=_points_grad_bound,
+        differentiable=(0,),
+        families=("gemm", "gemm_pointer", "gemm_sum"),
+        examples={
+            "images": lambda make: Case((make.tensor(2, 2, 3), (2, 3, 33, 17), False)),
+            "volumes": lambda make: Case((make.tensor(2, 3, 4), (2, 1, 5, 6, 7), True)),
+        },
+        bad=(
+            refuses(ValueError, r"theta has shape \[1, 2, 3\] and size is \[2,", (1, 2, 3), extra=((2, 1, 4, 4),)),
+            refuses(TypeError, "theta has dtype torch.int64", integers(1, 2, 3), extra=((1, 1, 4, 4),)),
+        ),
+    ),
     OpSpec(
         name="grid_sample",
         op=ops.grid_sample,
