@@ -100,3 +100,5 @@ INLINE int64_t rem_i64(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a 
 #endif
 typedef float vector_f32 __attribute__((vector_size(BYTES), aligned(4), may_alias));
 typedef double vector_f64 __attribute__((vector_size(BYTES), aligned(8), may_alias));
+typedef float half_f32 __attribute__((vector_size(BYTES / 2), aligned(4), may_alias));
+typedef double half_f64 __attribute__((vector_size(BYTES / 2), aligned(8), may_alias));

@@ -14,15 +14,15 @@ def function(functions: set[str], element: str, rows: int, columns: int) -> str:
     lines = [
         f"PRODUCT void {name}(const int K, const {kind} *a, const int64_t am, const int64_t ak,",
         f"const {kind} *b, const int64_t bk, {kind} *c) {{",
-        f"enum {{ W = BYTES / sizeof({kind}) }};",
         "int n = 0;",
     ]
-    for vectors in (VECTORS, 1):
-        lines += [f"for (; n + {vectors} * W <= {columns}; n += {vectors} * W) {{", "int m = 0;"]
+    for vector, vectors in (("vector", VECTORS), ("vector", 1), ("half", 1)):
+        width = f"(int)(sizeof({vector}_{element}) / sizeof({kind}))"
+        lines += [f"for (; n + {vectors} * {width} <= {columns}; n += {vectors} * {width}) {{", "int m = 0;"]
         for count in (ROWS, 4, 1):
             if count <= rows:
                 lines += [f"for (; m + {count} <= {rows}; m += {count}) {{"]
-                lines += [*_tile(element, count, vectors, columns), "}"]
+                lines += [*_tile(f"{vector}_{element}", width, count, vectors, columns), "}"]
         lines.append("}")
     lines += [
         f"for (int m = 0; m < {rows}; m++) for (int k = 0; k < K; k++) for (int j = n; j < {columns}; j++)",
@@ -33,16 +33,15 @@ def function(functions: set[str], element: str, rows: int, columns: int) -> str:
     return name
 
 
-def _tile(element: str, rows: int, vectors: int, columns: int) -> Iterator[str]:
-    vector = f"vector_{element}"
+def _tile(vector: str, width: str, rows: int, vectors: int, columns: int) -> Iterator[str]:
     tile = [(r, v) for r in range(rows) for v in range(vectors)]
     for r, v in tile:
-        yield f"{vector} s{r}_{v} = *(const {vector} *)(c + (m + {r}) * {columns} + n + {v} * W);"
+        yield f"{vector} s{r}_{v} = *(const {vector} *)(c + (m + {r}) * {columns} + n + {v} * {width});"
     yield "for (int k = 0; k < K; k++) {"
     for v in range(vectors):
-        yield f"const {vector} x{v} = *(const {vector} *)(b + k * bk + n + {v} * W);"
+        yield f"const {vector} x{v} = *(const {vector} *)(b + k * bk + n + {v} * {width});"
     for r, v in tile:
         yield f"s{r}_{v} += a[(m + {r}) * am + k * ak] * x{v};"
     yield "}"
     for r, v in tile:
-        yield f"*({vector} *)(c + (m + {r}) * {columns} + n + {v} * W) = s{r}_{v};"
+        yield f"*({vector} *)(c + (m + {r}) * {columns} + n + {v} * {width}) = s{r}_{v};"
