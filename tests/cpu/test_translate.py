@@ -140,8 +140,14 @@ LOOP = f"""%e:2 = scf.for %k = %c0 to %n step %c1 iter_args(%a = %px, %b = %py) 
         (LOOP.replace("TO", "%px").replace("NEXT", "%a, %b"), 0),
         (LOOP.replace("TO", "%b").replace("NEXT", "%b, %a"), 0),
         (LOOP.replace("TO", "%py").replace("NEXT", "%a, %b"), 1),
+        (
+            LOOP.replace("TO", "%b").replace("NEXT", "%a, %b")
+            + "\n    "
+            + LOOP.replace("TO", "%b").replace("NEXT", "%a, %b").replace("%a = %px, %b = %py", "%a = %py, %b = %e#0"),
+            0,
+        ),
     ],
-    ids=["other", "same", "twice", "in a loop", "same in a loop", "exchanged", "from outside"],
+    ids=["other", "same", "twice", "in a loop", "same in a loop", "exchanged", "from outside", "one name twice"],
 )
 def test_a_load_needs_no_memory_if_another_parameter_is_written(body, count):
     text = kernels.function("%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32", LOADS.format(body=body))
