@@ -117,11 +117,11 @@ def _library(
     bound, specialization, extra = bind(*args, **meta)
     options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
     source = ASTSource(kernel, signature, constants, attributes)
-    own = kernel.fn.__module__.startswith("minidl.")
-    name = f"{kernel.__name__} {source.hash()} {options.hash()} {own}"
+    defers = kernel.fn.__module__.startswith("minidl.")
+    name = f"{kernel.__name__} {source.hash()} {options.hash()} {defers}"
     library, future = build.lookup(name), None
     if library is None:
-        text, scratch = translate(ttir(source, options), own)
+        text, scratch = translate(ttir(source, options), defers)
         text += f"const int64_t scratch_bytes = {scratch};\n"
         job = name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",)
         if threads is None:

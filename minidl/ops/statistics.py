@@ -173,7 +173,7 @@ def unique_consecutive(
     x = input.data.reshape(-1) if axis is None else input.data
     _, inverse, counts = torch.unique_consecutive(_codes(input.data)[1], True, True, dim=axis)
     first = x.reshape(x.shape or 1).index_select(axis or 0, counts.cumsum(0) - counts)
-    others = [each for each, wanted in ((inverse, return_inverse), (counts, return_counts)) if wanted]
+    others = [each for each, returned in ((inverse, return_inverse), (counts, return_counts)) if returned]
     return (Tensor(first), *map(Tensor, others)) if others else Tensor(first)
 
 
