@@ -70,7 +70,7 @@ def _inputs(make: Make) -> Case:
 
 def _points(theta: torch.Tensor, size: tuple[int, ...], corners: bool) -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):  # that sizes of 1 have changed
-        return F.affine_grid(theta, size, corners)
+        return F.affine_grid(theta, list(size), corners)
 
 
 def _points_bound(case: Case, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
