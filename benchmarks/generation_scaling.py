@@ -28,6 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scaling import generator
+
 COUNTS = (10, 100, 1000, 5248, 50_000)
 DTYPES = ("float32", "float16")
 LATENT, CHANNELS, SIZE = 100, 3, (64, 64)
@@ -106,10 +108,8 @@ def network(small: bool) -> Any:
     """Return the generator with weights of a fixed seed."""
     import torch
 
-    from minidl.models import Generator
-
     torch.manual_seed(0)
-    return Generator(LATENT, CHANNELS, SIZE, **({"width": 4} if small else {})).eval()
+    return generator(small)
 
 
 def save(options: argparse.Namespace, path: Path) -> Path:
@@ -240,12 +240,12 @@ def show(rows: list[Row]) -> None:
         {(row["what"] == "files", row["what"], row["dtype"] == "float16", row["dtype"], row["count"]) for row in rows}
     )
     for _, what, _, dtype, count in kinds:
-        here = {r["devices"]: r for r in rows if (r["what"], r["dtype"], r["count"]) == (what, dtype, count)}
-        cells = [seconds(here[n]) if n in here else "" for n in numbers]
-        auto = here.get("auto")
+        measured = {r["devices"]: r for r in rows if (r["what"], r["dtype"], r["count"]) == (what, dtype, count)}
+        cells = [seconds(measured[n]) if n in measured else "" for n in numbers]
+        auto = measured.get("auto")
         cells += [f"{seconds(auto)} ({auto.get('chosen', 1)})", f"{auto['ratio']:.2f}"] if auto else ["", ""]
         table.add_row(f"{count:,}", what, dtype, *cells, ", ".join(f"{s} s" for s in REPORT.get(count, ())))
-        if numbers[-1] in here and here[numbers[-1]]["ours_ms"] < here[1]["ours_ms"]:
+        if numbers[-1] in measured and measured[numbers[-1]]["ours_ms"] < measured[1]["ours_ms"]:
             last.setdefault((what, dtype), count)
         else:
             last.pop((what, dtype), None)

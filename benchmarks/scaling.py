@@ -105,7 +105,7 @@ def _start(options: argparse.Namespace, parts: str, count: int, end: float) -> N
             print(f"{parts} on {count}: stopped, the time is over")
 
 
-def _generator(small: bool):
+def generator(small: bool):
     from minidl.models import Generator
 
     return Generator(100, 3, (64, 64), **({"width": 4} if small else {})).eval()
@@ -118,7 +118,7 @@ def _generate(options: argparse.Namespace, part: str, count: int, end: float) ->
     each, more = (SMALL, 2) if options.small else (PICTURES, MORE[part])
     with tempfile.TemporaryDirectory(dir=MEMORY if part == "array" and Path(MEMORY).is_dir() else None) as folder:
         model = Path(folder) / "dcgan.safetensors"
-        dcgan.save_generator(_generator(options.small), model, command="benchmarks/scaling.py")
+        dcgan.save_generator(generator(options.small), model, command="benchmarks/scaling.py")
         seconds = []
         for times in (1, more):
             command = [
@@ -448,7 +448,7 @@ class _Child:
         from minidl.generation import latents, passes
 
         rank, each = self.group.rank, SMALL if self.options.small else PICTURES
-        net = nn.fold_batch_norms(_generator(self.options.small)).to(
+        net = nn.fold_batch_norms(generator(self.options.small)).to(
             self.kind, self.torch.float16 if self.gpu else self.torch.float32
         )
         z = latents.from_seeds(range(rank * each, (rank + 1) * each), 100)

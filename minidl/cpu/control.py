@@ -59,7 +59,7 @@ def _for(translator: Translator, operation: Operation) -> list[Value]:
         raise NotImplementedError("this form of scf.for")
     variable, *limits = head.groups()
     low, high, step = (translator.values[each] for each in limits)
-    pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", operation.text[head.end() :])
+    pairs = operation.carried
     counter, turn = code.fresh("k"), code.fresh("t")
     growth = {each: _growth(translator, region, each, i) for i, (each, _) in enumerate(pairs)}
     carried: dict[str, Variable] = {}
@@ -133,7 +133,7 @@ def _if(translator: Translator, operation: Operation) -> list[Value]:
 
 def _while(translator: Translator, operation: Operation) -> list[Value]:
     code, (before, after) = translator.code, operation.regions
-    pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", operation.text)
+    pairs = operation.carried
     starts = [translator.values[start] for _, start in pairs]
     carried = [Variable(translator, each.element, each.shape, bool(each.shape)) for each in starts]
     for variable, start in zip(carried, starts, strict=True):

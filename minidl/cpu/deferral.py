@@ -8,7 +8,6 @@ element at one address. minidl's kernels are launched so; those of others need n
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from minidl.cpu.ttir import Function, Operation
@@ -33,7 +32,7 @@ def _roots(bodies: Sequence[Body], parameters: set[str]) -> Callable[[str], str]
 
     for operation in (operation for body in bodies for operation in body):
         if operation.name == "scf.for":
-            _, *pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", operation.text)
+            pairs = operation.carried
             following = operation.regions[0].operations[-1].operands
             for (name, start), result, after in zip(pairs, operation.results, following, strict=bool(pairs)):
                 define(name, start)

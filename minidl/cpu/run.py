@@ -11,7 +11,7 @@ import functools
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +119,8 @@ def _library(
     source = ASTSource(kernel, signature, constants, attributes)
     defers = kernel.fn.__module__.startswith("minidl.")
     name = f"{kernel.__name__} {source.hash()} {options.hash()} {defers}"
-    library, future = build.lookup(name), None
+    library = build.lookup(name)
+    future: Future[ctypes.CDLL] = Future()
     if library is None:
         text, scratch = translate(ttir(source, options), defers)
         text += f"const int64_t scratch_bytes = {scratch};\n"
@@ -128,9 +129,11 @@ def _library(
             library = build.store(*job)
         else:
             future = threads.submit(build.store, *job)
+    if library is not None:
+        future.set_result(library)
 
     def finish() -> Compiled:
-        built = library or future.result()  # type: ignore[union-attr]
+        built = future.result()
         address = ctypes.cast(built.run, ctypes.c_void_p).value or 0
         scratch = ctypes.c_int64.in_dll(built, "scratch_bytes").value
         where = f"{kernel.__name__} ({kernel.fn.__code__.co_filename}:{kernel.fn.__code__.co_firstlineno})".encode()

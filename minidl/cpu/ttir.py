@@ -62,6 +62,12 @@ class Operation:
         return re.findall(_NAME + r"(?![\w.$#-]| = )", self.text)
 
     @property
+    def carried(self) -> list[tuple[str, str]]:
+        """The values that a loop carries: their names, and the values that these have at first."""
+        pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", self.text)
+        return pairs[1:] if self.name == "scf.for" else pairs
+
+    @property
     def result_types(self) -> list[Type]:
         """The types of the results."""
         last = re.split(r"-> | to ", self.types)[-1]

@@ -7,6 +7,7 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,11 @@ from minidl.tensors import Tensor
 _MORE = ("act", "pool", "scale", "window", "lengths")
 _OF_BOTH = {"scaled_dot_product_attention": {"scale"}}
 _IGNORED = ("form", "num_batches_tracked", "seed")
+# Torch's functions with another name, or without a position for an argument.
+_OTHERS = {
+    "gelu": lambda input, approximate="none": F.gelu(input, approximate=approximate),
+    "divfloor": partial(torch.div, rounding_mode="floor"), "divtrunc": partial(torch.div, rounding_mode="trunc"),
+}  # fmt: skip
 _OF_RECURRENT = (
     "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional", "nonlinearity",
 )  # fmt: skip
@@ -149,8 +155,9 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
     name, settings = function.__name__, {}
     if function.__module__ == binary.__name__:
         name = name.lower()
-    theirs: Any = next((getattr(space, name) for space in (F, torch, torch.Tensor) if hasattr(space, name)), None)
-    if theirs is None and not name.startswith("div"):
+    spaces = (space for space in (F, torch, torch.Tensor) if hasattr(space, name))
+    theirs: Any = _OTHERS[name] if name in _OTHERS else next((getattr(space, name) for space in spaces), None)
+    if theirs is None:
         raise TypeError(f"{name}: torch has no such operation, so it cannot be exported")
     args, options = tree_map(_value, (args, options))
     signature = inspect.signature(function)
@@ -160,10 +167,6 @@ def _by_torch(function: Callable[..., Any], args: tuple[Any, ...], options: dict
         settings = {key: bound.arguments.pop(key, None) for key in more}
         settings = {key: value for key, value in settings.items() if value is not None and key not in _IGNORED}
         args, options = bound.args, bound.kwargs
-    if name == "gelu":  # whose second argument has no position in torch
-        args, options = args[:1], dict([*signature.bind(*args, **options).arguments.items()][1:])
-    if name in ("divfloor", "divtrunc"):
-        theirs, options = torch.div, options | {"rounding_mode": name[3:]}
     y = theirs(*args, **options)
     act, slope = activation.parse(settings.pop("act", None))
     if act == "gelu_tanh":

@@ -51,10 +51,10 @@ def test_log_probs_in_any_memory_order(reduction, zero_infinity, blank, device):
         with GuardedAllocations() as guards:
             strided = guards.guard(x.permute(order).contiguous()).permute(inverse)
             options = {"reduction": reduction, "zero_infinity": zero_infinity, "blank": blank}
-            found, expected = both(strided, targets, STEPS, COUNTS, **options)
-        for mine, theirs in zip(found, expected, strict=True):
+            got, expected = both(strided, targets, STEPS, COUNTS, **options)
+        for mine, theirs in zip(got, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12, equal_nan=True)
-        assert math.isinf(float(found[0].max())) == (not zero_infinity)
+        assert math.isinf(float(got[0].max())) == (not zero_infinity)
 
 
 @pytest.mark.parametrize("S", [63, 64, 127, 200])
@@ -63,16 +63,16 @@ def test_many_labels(S, device):
     targets = labels(2, S, 30).to(device)
     repeats = int((targets[0, 1:] == targets[0, :-1]).sum())
     steps = (S + repeats, S + 40)
-    found, expected = both(log_probs(max(steps), 2, 30, device), targets, steps, (S, S - 1))
-    assert found[0].isfinite()
-    for mine, theirs in zip(found, expected, strict=True):
+    got, expected = both(log_probs(max(steps), 2, 30, device), targets, steps, (S, S - 1))
+    assert got[0].isfinite()
+    for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_tiles_take_their_positions_and_classes(device):
     with launch.force(elementwise_tile=launch.Tile({"BLOCK_M": 4, "BLOCK_N": 8})):
-        found, expected = both(log_probs(14, 2, 21, device), labels(2, 10, 21).to(device), (14, 13), (10, 8))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        got, expected = both(log_probs(14, 2, 21, device), labels(2, 10, 21).to(device), (14, 13), (10, 8))
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_many_steps_are_closer_than_torch():

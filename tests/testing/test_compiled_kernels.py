@@ -44,13 +44,24 @@ for launch in (
 """
 
 
-@pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
-def test_a_kernel_of_its_own(tmp_path, monkeypatch):
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a script in a process that compiles for the CPU."""
+    if build.compiler() is None:
+        pytest.skip("needs a C compiler")
     monkeypatch.setenv("MINIDL_CPU", "compiled")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+
+    def run(text):
+        script.write_text(text)
+        return subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_a_kernel_of_its_own(run):
+    done = run(SCRIPT)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("NotImplementedError ")
@@ -114,13 +125,9 @@ os.kill(os.getpid(), signal.SIGSEGV)
 """
 
 
-@pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
 @pytest.mark.parametrize(("text", "code"), [(IN_PLACE, 0), (SENT, -signal.SIGSEGV)], ids=["in place", "signal"])
-def test_overlaps_empty_grids_and_signals_of_others(text, code, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIDL_CPU", "compiled")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    (tmp_path / "script.py").write_text(text)
-    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+def test_overlaps_empty_grids_and_signals_of_others(text, code, run):
+    done = run(text)
     assert done.returncode == code, done.stderr
     assert "minidl:" not in done.stderr
 
@@ -137,12 +144,10 @@ compiled(wild_kernel)[(4,)](torch.zeros(4), 2**40)
 """
 
 
-@pytest.mark.skipif(build.compiler() is None, reason="needs a C compiler")
-def test_a_crash_names_the_kernel(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIDL_CPU", "compiled")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    script = tmp_path / "crash.py"
-    script.write_text(CRASH)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+def test_a_crash_names_the_kernel(run, tmp_path):
+    done = run(CRASH)
     assert done.returncode == -signal.SIGSEGV
-    assert f"minidl: wild_kernel ({script}:5) read or wrote outside of its tensors (signal 11)" in done.stderr
+    assert (
+        f"minidl: wild_kernel ({tmp_path / 'script.py'}:5) read or wrote outside of its tensors (signal 11)"
+        in done.stderr
+    )

@@ -94,8 +94,9 @@ class Prepared(NamedTuple):
 def able(problem: VolumeProblem) -> bool:
     """Return whether x has few channels in one group, and several taps in depth and width."""
     of, d, w = problem.problem, problem.d, problem.problem.geometry.w
-    few = of.groups == 1 and 0 < of.C < MOST and of.N * of.M > 0
-    return few and not problem.back and min(d.kernel, w.kernel) > 1
+    if problem.back or of.N * of.M == 0:
+        return False
+    return of.groups == 1 and 0 < of.C < MOST and min(d.kernel, w.kernel) > 1
 
 
 def images_of(problem: VolumeProblem) -> Problem:
