@@ -23,8 +23,8 @@ from typing import NamedTuple
 from minidl.common import write_files
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-# Only products, which are written as vectors, are worth vectors of 64 bytes; prelude.h has the reason of the other.
-OPTIONAL = ("-mno-avx512f", "-fno-tree-loop-if-convert")
+# The second because GCC 12 vectorises loops with branches wrongly in places.
+OPTIONAL = ("-mprefer-vector-width=512", "-fno-tree-loop-if-convert")
 NO_COMPILER = "no C compiler works: install gcc or clang, or run pip install ziglang"
 _HERE = Path(__file__).parent
 
@@ -138,9 +138,8 @@ def _checksum(path: Path) -> str:
 def _compile(chosen: Compiler, source: str, target: Path, flags: tuple[str, ...]) -> Path:
     path = target.with_suffix(".c")
     path.write_text(source)
-    wide = ("-DWIDE",) if "avx512f" in _processor() else ()
     files = "-o", str(target), str(path), "-lm", "-lpthread"
-    command = [*chosen.command, *FLAGS, *chosen.options, *wide, *flags, *files]
+    command = [*chosen.command, *FLAGS, *chosen.options, *flags, *files]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()

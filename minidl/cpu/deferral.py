@@ -26,21 +26,15 @@ def _roots(bodies: Sequence[Body], parameters: set[str]) -> Callable[[str], str]
     parents: dict[str, str] = {}
     loops: list[tuple[str, str, str]] = []  # of each value that a loop carries: its name, first and next value
 
-    def define(name: str, parent: str) -> None:
-        """Loops beside each other may use one name for two values, whose parameter is then not known."""
-        parents[name] = parent if parents.setdefault(name, parent) == parent else ""
-
     for operation in (operation for body in bodies for operation in body):
         if operation.name == "scf.for":
             pairs = operation.carried
             following = operation.regions[0].operations[-1].operands
             for (name, start), result, after in zip(pairs, operation.results, following, strict=bool(pairs)):
-                define(name, start)
-                define(result, name)
+                parents |= {name: start, result: name}
                 loops.append((name, start, after))
         elif not operation.regions and operation.operands:
-            for result in operation.results:
-                define(result, operation.operands[0])
+            parents |= dict.fromkeys(operation.results, operation.operands[0])
 
     def root(value: str) -> str:
         seen = set()

@@ -50,24 +50,27 @@ INLINE float round_f16(float x) {
   return select_f32(x == x, f32_bits(r | s), x);
 }
 
+// Where the result is 0, also a factor is: products that underflow take four times as long, and padding is -infinity.
 INLINE float exp2_f32(float x) {
+  int32_t zero = x < -150.f;
   x = select_f32(x > 129.f, 129.f, x);
   x = select_f32(x < -151.f, -151.f, x);
   float n = (x + 12582912.f) - 12582912.f, f = x - n;
   float p = (1.52527338e-5f * f + 1.54035304e-4f) * f + 1.33335581e-3f;
   p = ((p * f + 9.61812911e-3f) * f + 5.55041087e-2f) * f + 2.40226507e-1f;
-  p = (p * f + 6.93147181e-1f) * f + 1.f;
+  p = select_f32(zero, 0.f, (p * f + 6.93147181e-1f) * f + 1.f);
   int32_t e = (int32_t)n, half = e >> 1;
   return p * f32_bits((uint32_t)(half + 127) << 23) * f32_bits((uint32_t)(e - half + 127) << 23);
 }
 INLINE float exp_f32(float x) {
+  int32_t zero = x < -103.98f;
   x = select_f32(x > 89.f, 89.f, x);
   x = select_f32(x < -105.f, -105.f, x);
   float n = (x * 1.44269504f + 12582912.f) - 12582912.f;
   float f = (x - n * 0.693145752f) - n * 1.42860677e-6f;
   float p = (1.98412698e-4f * f + 1.38888889e-3f) * f + 8.33333333e-3f;
   p = ((p * f + 4.16666667e-2f) * f + 1.66666667e-1f) * f + 0.5f;
-  p = (p * f + 1.f) * f + 1.f;
+  p = select_f32(zero, 0.f, (p * f + 1.f) * f + 1.f);
   int32_t e = (int32_t)n, half = e >> 1;
   return p * f32_bits((uint32_t)(half + 127) << 23) * f32_bits((uint32_t)(e - half + 127) << 23);
 }
@@ -90,13 +93,11 @@ INLINE int64_t div_i64(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? (in
 INLINE int32_t rem_i32(int32_t a, int32_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 INLINE int64_t rem_i64(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
 
-// Only products have vectors of 64 bytes (`build.FLAGS`).
-#ifdef WIDE
+// Vectors of products.
+#ifdef __AVX512F__
 #define BYTES 64
-#define PRODUCT static __attribute__((noinline, target("avx512f")))
 #else
 #define BYTES 32
-#define PRODUCT static
 #endif
 typedef float vector_f32 __attribute__((vector_size(BYTES), aligned(4), may_alias));
 typedef double vector_f64 __attribute__((vector_size(BYTES), aligned(8), may_alias));

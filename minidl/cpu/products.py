@@ -12,7 +12,7 @@ def function(functions: set[str], element: str, rows: int, columns: int) -> str:
     kind = {"f32": "float", "f64": "double"}[element]
     name = f"product_{element}_{rows}_{columns}"
     lines = [
-        f"PRODUCT void {name}(const int K, const {kind} *a, const int64_t am, const int64_t ak,",
+        f"static void {name}(const int K, const {kind} *a, const int64_t am, const int64_t ak,",
         f"const {kind} *b, const int64_t bk, {kind} *c) {{",
         "int n = 0;",
     ]

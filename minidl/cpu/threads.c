@@ -8,7 +8,16 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAST 20000  // nanoseconds of work that are worth waking a thread, estimated by the first program
+#define LEAST 10000  // nanoseconds of work that are worth a second thread, estimated by the first program
+#define SPINS 4000   // pauses, of 10 to 40 ns, before a thread sleeps: waking it takes longer than a small kernel
+
+#if defined(__x86_64__)
+#define PAUSE __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE __asm__ volatile("yield")
+#else
+#define PAUSE (void)0
+#endif
 
 typedef void (*Kernel)(const int64_t *args, char *scratch, const int64_t *grid, int64_t begin, int64_t end);
 
@@ -22,8 +31,9 @@ static struct {
   size_t scratch;
   atomic_llong next;
   atomic_int failed;
-  uint64_t turn;
-  int workers, wanted, busy;
+  atomic_ullong turn;
+  int workers, wanted;
+  atomic_int busy;
 } pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER};
 
 static __thread const char *running;  // the kernel of this thread, for `crashed`
@@ -70,8 +80,9 @@ static void share(void) {
 
 static void *worker(void *number) {
   uint64_t seen = 0;
-  pthread_mutex_lock(&pool.lock);
   for (;;) {
+    for (int i = 0; i < SPINS && atomic_load(&pool.turn) == seen; i++) PAUSE;
+    pthread_mutex_lock(&pool.lock);
     while (pool.turn == seen || (int)(intptr_t)number >= pool.wanted) {
       seen = pool.turn;
       pthread_cond_wait(&pool.start, &pool.lock);
@@ -81,6 +92,7 @@ static void *worker(void *number) {
     share();
     pthread_mutex_lock(&pool.lock);
     if (--pool.busy == 0) pthread_cond_signal(&pool.done);
+    pthread_mutex_unlock(&pool.lock);
   }
   return 0;
 }
@@ -128,6 +140,7 @@ int launch(
   pthread_cond_broadcast(&pool.start);
   pthread_mutex_unlock(&pool.lock);
   share();
+  for (int i = 0; i < SPINS && atomic_load(&pool.busy); i++) PAUSE;
   pthread_mutex_lock(&pool.lock);
   while (pool.busy) pthread_cond_wait(&pool.done, &pool.lock);
   pthread_mutex_unlock(&pool.lock);

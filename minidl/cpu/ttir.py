@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _LOCATION = re.compile(r"\s*loc\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)")
 _OPERATION = re.compile(r'(?:(%[^=]*?) = )?"?((?:[a-z_]+\.)+[a-z_0-9]+)"?(.*)$')
 _TYPE = re.compile(r"tensor<[^<>]*(?:<[^<>]*>[^<>]*)*>|[^\s,()]+")
-_NAME = r"%[\w.$-]+(?:#\d+)?"
+_BASE = r"%[\w.$-]+"
+_NAME = _BASE + r"(?:#\d+)?"
 _DECLARATION = re.compile(rf"({_NAME}): ((?:[^,(){{}}<>]|<(?:[^<>]|<[^<>]*>)*>)+)")
 
 
@@ -64,7 +66,7 @@ class Operation:
     @property
     def carried(self) -> list[tuple[str, str]]:
         """The values that a loop carries: their names, and the values that these have at first."""
-        pairs = re.findall(r"(%[\w.$-]+) = (%[\w.$#-]+)", self.text)
+        pairs = re.findall(rf"({_BASE}) = ({_NAME})", self.text)
         return pairs[1:] if self.name == "scf.for" else pairs
 
     @property
@@ -105,7 +107,7 @@ def parse(text: str) -> Function:
     """Parse a module with one function. Raises ValueError for anything else."""
     lines = [line.strip() for line in text.splitlines()]
     locations = dict(line.split(" = ", 1) for line in lines if line.startswith("#loc"))
-    body = iter([line for line in lines if line and not line.startswith(("#", "module", "//"))])
+    body = _unique(line for line in lines if line and not line.startswith(("#", "module", "//")))
     head = next((line for line in body if line.startswith("tt.func")), None)
     if head is None:
         raise ValueError("no tt.func in this module")
@@ -117,6 +119,28 @@ def parse(text: str) -> Function:
     if any(line.startswith("tt.func") for line in body):
         raise ValueError("functions that are not inlined are not supported")
     return function
+
+
+def _unique(lines: Iterable[str]) -> Iterator[str]:
+    """Yield the lines with one name for each value: regions beside each other use names twice."""
+    scopes: list[dict[str, str]] = [{}]
+    counts: Counter[str] = Counter()
+
+    def define(names: list[str]) -> None:
+        for name in names:
+            scopes[-1][name] = f"{name}${counts[name]}" if counts[name] else name
+            counts[name] += 1
+
+    for line in lines:
+        if line.startswith("}"):
+            scopes.pop()
+        results, _, rest = line.partition(" = ") if line.startswith("%") else ("", "", line)
+        define(re.findall(_BASE, results))
+        if line.endswith("{"):
+            scopes.append({})
+        define(re.findall(_BASE + ("(?=: )" if line.startswith("^") else "(?= = )"), rest))
+        names = dict(item for scope in scopes for item in scope.items())
+        yield re.sub(_BASE, lambda match: names.get(match[0], match[0]), line)  # noqa: B023
 
 
 def _declarations(text: str) -> list[tuple[str, Type]]:

@@ -13,6 +13,7 @@ from minidl.autograd.function import in_operations
 from minidl.kernels import check
 from minidl.kernels import sparse as kernels
 from minidl.ops import creation, reduce, unary
+from minidl.ops.compare import gt, logical_and, lt
 from minidl.ops.conditional import clamp, where
 from minidl.ops.elementwise import add, mul, remainder, sub
 from minidl.ops.join import cat, stack
@@ -103,7 +104,7 @@ def _taps(x: Tensor, size: int, mode: str, padding_mode: str, corners: bool) -> 
         x = sub(edge + span, unary.abs(sub(span, remainder(sub(x, edge), 2 * span))))
     if padding_mode != "zeros":
         # As in torch, the derivative at the outer pixels is 0, as it is outside of them.
-        x = where(Tensor((x.data > 0) & (x.data < size - 1)), x, clamp(x.detach(), 0, size - 1))
+        x = where(logical_and(gt(x, 0), lt(x, size - 1)), x, clamp(x.detach(), 0, size - 1))
     first = (unary.round if mode == "nearest" else unary.floor)(x.detach())
     index = clamp(first, -2, size).data.long().unsqueeze(1)
     if mode == "nearest":

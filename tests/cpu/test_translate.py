@@ -143,8 +143,11 @@ LOOP = f"""%e:2 = scf.for %k = %c0 to %n step %c1 iter_args(%a = %px, %b = %py) 
         (
             LOOP.replace("TO", "%b").replace("NEXT", "%a, %b")
             + "\n    "
-            + LOOP.replace("TO", "%b").replace("NEXT", "%a, %b").replace("%a = %px, %b = %py", "%a = %py, %b = %e#0"),
-            0,
+            + LOOP.replace("TO", "%b")
+            .replace("NEXT", "%a, %b")
+            .replace("%a = %px, %b = %py", "%a = %py, %b = %px")
+            .replace("%e", "%f"),
+            2,
         ),
     ],
     ids=["other", "same", "twice", "in a loop", "same in a loop", "exchanged", "from outside", "one name twice"],

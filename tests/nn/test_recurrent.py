@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import minidl
 from minidl import autograd, nn
 from minidl.nn.utils import rnn
 from minidl.runtime import launch
@@ -33,8 +34,15 @@ def as_hx(states):
 
 
 def built(name, options, dtype=torch.float64):
-    """minidl's layer and torch's in float64, with the same weights, which dtype holds."""
+    """minidl's layer and torch's in float64, with the same weights, which dtype holds.
+
+    Of ReLU each unit's weights have one sign: with x and states >= 0 rounding moves no sum to the other side of 0.
+    """
+    minidl.manual_seed(0)
     ours = getattr(nn, name)(**options, dtype=dtype).to(default_device())
+    if options.get("nonlinearity") == "relu":
+        for parameter in ours.parameters():
+            parameter.data.abs_()[::2].neg_()
     theirs = getattr(torch.nn, name)(**options).to(default_device(), torch.float64)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
@@ -60,6 +68,8 @@ def _flat(result):
 def agree(ours, theirs, x, states, dtype, steps):
     """Results and all gradients; x is a tensor, or a list of lengths after it: a packed sequence."""
     data, lengths = x if isinstance(x, tuple) else (x, None)
+    if getattr(ours, "nonlinearity", "") == "relu":
+        data, states = data.abs(), [each.abs() for each in states]
     mine, other = Tensor(data.clone(), requires_grad=True), data.double().requires_grad_()
     my_states = [Tensor(s.clone(), requires_grad=True) for s in states]
     other_states = [s.double().requires_grad_() for s in states]

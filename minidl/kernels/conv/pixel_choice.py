@@ -139,8 +139,12 @@ def wide(problem: Problem) -> bool:
 
 
 def flat(C: int, taps: int) -> bool:
-    """Return whether taps and channels form one axis, because a tap's channels would leave most of a block empty."""
-    return taps > 1 and C < 16
+    """Return whether taps and channels form one axis, because a tap's channels would leave most of a block empty.
+
+    On a CPU single elements of an image cost more than an empty block.
+    """
+    few = 2 if launch.COMPILED_CPU else 16
+    return taps > 1 and few > C
 
 
 def taps_inner(problem: Problem) -> bool:
