@@ -119,6 +119,7 @@ def _gradients(
 def milliseconds(call: Call, repeats: int) -> float:
     """Return the time of a call, the median of `repeats`."""
     times = []
+    time.sleep(0.02)  # threads of the other side, which wait spinning, have gone to sleep
     for _ in range(repeats):
         start = time.perf_counter()
         call()

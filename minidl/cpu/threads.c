@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAST 10000  // nanoseconds of work that are worth a second thread, estimated by the first program
+#define LEAST 20000  // nanoseconds of work that are worth a second thread, estimated by the first program
 #define SPINS 4000   // pauses, of 10 to 40 ns, before a thread sleeps: waking it takes longer than a small kernel
 
 #if defined(__x86_64__)
@@ -33,7 +33,7 @@ static struct {
   atomic_int failed;
   atomic_ullong turn;
   int workers, wanted;
-  atomic_int busy;
+  atomic_int active;
 } pool = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER};
 
 static __thread const char *running;  // the kernel of this thread, for `crashed`
@@ -83,15 +83,15 @@ static void *worker(void *number) {
   for (;;) {
     for (int i = 0; i < SPINS && atomic_load(&pool.turn) == seen; i++) PAUSE;
     pthread_mutex_lock(&pool.lock);
-    while (pool.turn == seen || (int)(intptr_t)number >= pool.wanted) {
-      seen = pool.turn;
-      pthread_cond_wait(&pool.start, &pool.lock);
-    }
+    while (pool.turn == seen) pthread_cond_wait(&pool.start, &pool.lock);
     seen = pool.turn;
+    int joins = (int)(intptr_t)number < pool.wanted;
+    pool.active += joins;
     pthread_mutex_unlock(&pool.lock);
+    if (!joins) continue;
     share();
     pthread_mutex_lock(&pool.lock);
-    if (--pool.busy == 0) pthread_cond_signal(&pool.done);
+    if (--pool.active == 0) pthread_cond_signal(&pool.done);
     pthread_mutex_unlock(&pool.lock);
   }
   return 0;
@@ -102,7 +102,7 @@ static void after_fork(void) {
   pthread_mutex_init(&pool.lock, 0);
   pthread_cond_init(&pool.start, 0);
   pthread_cond_init(&pool.done, 0);
-  pool.workers = pool.busy = 0;
+  pool.workers = pool.active = 0;
 }
 
 // Returns 1 if there is no memory for the blocks of a program.
@@ -133,16 +133,16 @@ int launch(
   pool.programs = programs;
   pool.chunk = programs / (16 * threads) + 1;
   pool.scratch = scratch;
-  pool.busy = pool.wanted;
   atomic_store(&pool.next, 1);
   atomic_store(&pool.failed, 0);
   pool.turn++;
   pthread_cond_broadcast(&pool.start);
   pthread_mutex_unlock(&pool.lock);
   share();
-  for (int i = 0; i < SPINS && atomic_load(&pool.busy); i++) PAUSE;
+  for (int i = 0; i < SPINS && atomic_load(&pool.active); i++) PAUSE;
   pthread_mutex_lock(&pool.lock);
-  while (pool.busy) pthread_cond_wait(&pool.done, &pool.lock);
+  pool.wanted = 0;  // a thread that has not woken is not waited for
+  while (pool.active) pthread_cond_wait(&pool.done, &pool.lock);
   pthread_mutex_unlock(&pool.lock);
   int failed = atomic_load(&pool.failed);
   pthread_mutex_unlock(&pool.launch);
