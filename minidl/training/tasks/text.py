@@ -60,7 +60,7 @@ class TextTask(Task[TrainText]):
         """Return the data set as term counts; texts of the user's own file are counted while they are read."""
         from minidl.data.corpus import count_dataset, load_corpus
 
-        analyzer, options = None if config.model == "attention" else _tfidf(config).analyzer, self.options(config)
+        analyzer, options = None if config.model == "attention" else make_tfidf(config).analyzer, self.options(config)
         helpers.in_thread(lambda: importlib.import_module("scipy.sparse"))  # takes 0.2 s; the split needs it first
         with out_of_memory.used_for("the data", "less data"), Workers(config.workers or available()) as workers:
             if config.data == "docstrings":
@@ -101,7 +101,7 @@ class TextTask(Task[TrainText]):
         kind, document = _vectorizer(config)
         train, validation, test = dataset.train, dataset.validation, dataset.test
         attention = config.model == "attention"
-        vectorizer = (kind.fit if attention else kind.of_counts)(train.content, _tfidf(config))
+        vectorizer = (kind.fit if attention else kind.of_counts)(train.content, make_tfidf(config))
         tfidf = Tfidf(vectorizer.options, vectorizer.terms, vectorizer.idf) if isinstance(vectorizer, InOrder) else None
         count, classes = len(vectorizer), len(dataset.labels)
         targets = Classification(dataset.labels)
@@ -131,7 +131,8 @@ class TextTask(Task[TrainText]):
         return TextClassifier(config, run, vectorizer)
 
 
-def _tfidf(config: TrainText) -> TfidfOptions:
+def make_tfidf(config: TrainText) -> TfidfOptions:
+    """Return the options of the vectorizer."""
     from minidl.data.vectorizer import TOKEN_PATTERN, TfidfOptions
 
     least, most = fields.ngram_range(config.ngrams)
