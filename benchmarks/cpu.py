@@ -190,7 +190,8 @@ def main() -> None:
         "device": environment.processor(), "compiler": compiler.name if compiler else "",
         "torch": torch.__version__, "triton": version("triton"),
         "threads": torch.get_num_threads(), "date": time.strftime("%Y-%m-%d"),
-        "command": f"python -m benchmarks.cpu --drawn {args.drawn} --seed {args.seed}" + " --commands" * args.commands, "rows": rows + trained,
+        "command": f"python -m benchmarks.cpu --drawn {args.drawn} --seed {args.seed}" + " --commands" * args.commands,
+        "rows": rows + trained,
     }  # fmt: skip
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     table = Table("name", "ours ms", "torch ms", "ratio", "right")
