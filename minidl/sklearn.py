@@ -43,21 +43,19 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
     """
 
     def __init__(
-        self, hidden: tuple[int, ...] = (128,), *, analyzer: str | None = None, ngrams: int | str = 1, min_df: int = 2,
-        max_features: int = 20_000, token_pattern: str | None = None, epochs: int | None = None,
-        batch_size: int | None = None, lr: float | None = None, dropout: float = 0.5, weight_decay: float = 0.0,
-        label_smoothing: float | None = None, balance: float = 0.3, patience: int = 5,
-        validation_fraction: float = 0.1, random_state: Any = None, verbose: int = 0,
+        self, hidden: tuple[int, ...] = (128,), *, activation: str = "relu", analyzer: str | None = None,
+        ngrams: int | str = 1, min_df: int = 2, max_features: int = 20_000, token_pattern: str | None = None,
+        epochs: int | None = None, batch_size: int | None = None, lr: float | None = None, optimizer: str = "adamw",
+        momentum: float = 0.9, dropout: float = 0.5, weight_decay: float = 0.0, label_smoothing: float | None = None,
+        balance: float = 0.3, patience: int = 5, validation_fraction: float = 0.1, random_state: Any = None,
+        verbose: int = 0,
     ) -> None:  # fmt: skip
-        self.hidden, self.analyzer, self.ngrams, self.min_df = hidden, analyzer, ngrams, min_df
-        self.max_features, self.token_pattern, self.epochs, self.batch_size = (
-            max_features,
-            token_pattern,
-            epochs,
-            batch_size,
-        )
-        self.lr, self.dropout, self.weight_decay, self.label_smoothing = lr, dropout, weight_decay, label_smoothing
-        self.balance, self.patience, self.validation_fraction = balance, patience, validation_fraction
+        self.hidden, self.activation, self.dropout = hidden, activation, dropout
+        self.analyzer, self.ngrams, self.token_pattern = analyzer, ngrams, token_pattern
+        self.min_df, self.max_features = min_df, max_features
+        self.epochs, self.batch_size, self.patience = epochs, batch_size, patience
+        self.lr, self.optimizer, self.momentum, self.weight_decay = lr, optimizer, momentum, weight_decay
+        self.label_smoothing, self.balance, self.validation_fraction = label_smoothing, balance, validation_fraction
         self.random_state, self.verbose = random_state, verbose
 
     def fit(self, X: Iterable[str], y: Any) -> Self:
@@ -91,8 +89,15 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             if value is not None and name not in ("validation_fraction", "random_state", "verbose")
         }  # fmt: skip
         values["hidden"] = [values["hidden"]] if isinstance(values["hidden"], int) else list(values["hidden"])
+        momentum = self.momentum if self.optimizer == "sgd" else None
         return TrainText(
-            **{**text_defaults.text(texts, len(self.classes_)), **values, "data": "X", "out": Path("X"), "seed": seed}
+            **{
+                **text_defaults.text(texts, len(self.classes_), momentum),
+                **values,
+                "data": "X",
+                "out": Path("X"),
+                "seed": seed,
+            }
         )
 
     def _train(self, settings: TrainText, terms: int, train: Any, validation: Any) -> None:

@@ -20,6 +20,10 @@ def data(tmp_path):
     return path, load_corpus(path, TfidfOptions().analyzer)
 
 
+def test_gradient_descent_gets_a_higher_rate():
+    assert [text_defaults.text(100, 8, momentum)["lr"] for momentum in (0.0, 0.5, 0.9, 0.99)] == [5.0, 5.0, 1.5, 0.15]
+
+
 @pytest.mark.parametrize("classes", [2, 8, 1000])
 def test_more_texts_never_want_a_higher_rate_more_passes_or_smaller_batches(classes):
     before = text_defaults.text(1, classes)

@@ -22,7 +22,7 @@ def make_optimizer(config: Training, model: nn.Module) -> optim.Optimizer:
         "loss_scale": LOSS_SCALE if config.precision == "float16" else None,
     }
     makers: dict[str, Callable[..., optim.Optimizer]] = {
-        "sgd": functools.partial(optim.SGD, momentum=0.9),
+        "sgd": functools.partial(optim.SGD, momentum=config.momentum),
         "adamw": optim.AdamW, "adam": optim.Adam, "rmsprop": optim.RMSprop, "adagrad": optim.Adagrad,
     }  # fmt: skip
     optimizer = makers[config.optimizer](parameters, **options)

@@ -64,6 +64,7 @@ class Session(Settings):
         return Session
 
 
+MOMENTUM = 0.9
 SPLITS = {"validation", "test", "val_split", "test_split"}  # the settings of the data's split
 
 
@@ -93,6 +94,7 @@ class Training(TrainSettings):
     lr: fields.LearningRate | None
     dropout: fields.Dropout | None
     optimizer: fields.Optimizer = "adamw"
+    momentum: fields.Momentum = MOMENTUM
     weight_decay: fields.WeightDecay
     label_smoothing: fields.LabelSmoothing = 0.0
     balance: fields.Balance = 0.0
@@ -117,6 +119,12 @@ class Training(TrainSettings):
         for name, share in (("validation", "val_split"), ("test", "test_split")):
             if getattr(self, name) is not None and getattr(self, share) is not None:
                 raise ConfigError(f"--{name} names the {name} split: remove {flag(share)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> Self:
+        if self.momentum != MOMENTUM and self.optimizer != "sgd":
+            raise ConfigError(f"--momentum is for --optimizer sgd, not for {self.optimizer}")
         return self
 
     @model_validator(mode="after")

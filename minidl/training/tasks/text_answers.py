@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class TextClassifier(Predictor[TrainText]):
         if self.config.model == "attention":
             model = make_model(self.config, len(self.vectorizer), self.targets.outputs, "meta")
             return weights.materialize(model, self.run.weights(), self.run.model)
-        return saved_perceptron(self.run, self.config, models.TextMLP, len(self.vectorizer), self.targets.outputs)
+        make = functools.partial(models.TextMLP, act=self.config.activation)
+        return saved_perceptron(self.run, self.config, make, len(self.vectorizer), self.targets.outputs)
 
     def chunks(self, config: Predict) -> Iterable[list[str] | Counted]:
         if config.inputs:
@@ -143,6 +145,6 @@ def make_model(config: TrainText, terms: int, classes: int, device: str | None) 
     from minidl.data.vectorizer import InOrder
 
     if config.model == "mlp":
-        return models.TextMLP(terms, classes, config.hidden, config.dropout, device=device)
+        return models.TextMLP(terms, classes, config.hidden, config.dropout, device=device, act=config.activation)
     width, heads = config.hidden[0], math.gcd(2, config.hidden[0])
     return models.TextAttention(terms + 2, classes, width, heads, InOrder.LENGTH, dropout=config.dropout, device=device)

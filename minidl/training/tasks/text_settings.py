@@ -102,11 +102,16 @@ class TrainText(Perceptron):
         ),
     ] = "mlp"
     hidden: fields.Hidden = (128,)
+    activation: Annotated[
+        Literal["relu", "sigmoid", "tanh", "gelu"], Field(description="Activation of the hidden units of mlp:")
+    ] = "relu"
     epochs: Annotated[int | None, _by_texts("Number of passes over the training split.", "12 to 3", ge=1, le=10**6)] = (
         None
     )
     batch_size: Annotated[int | None, _by_texts("Number of examples per step.", "256 to 1024", ge=1, le=10**6)] = None
-    lr: Annotated[float | None, _by_texts("Learning rate.", "0.01 to 0.0004", gt=0, le=FLOAT32), IN_FLOAT32] = None
+    lr: Annotated[
+        float | None, _by_texts("Learning rate.", "0.01 to 0.0004, of sgd 1.5", gt=0, le=FLOAT32), IN_FLOAT32
+    ] = None
     dropout: fields.Dropout = 0.5
     weight_decay: fields.WeightDecay = 0.0
     label_smoothing: Annotated[
@@ -133,7 +138,7 @@ class TrainText(Perceptron):
     def _check_attention(self) -> Self:
         of_mlp = {
             "features": self.features == "hash", "ngrams": self.ngrams != 1, "hidden": len(self.hidden) > 1,
-            "lazy": self.lazy,
+            "lazy": self.lazy, "activation": self.activation != "relu",
         }  # fmt: skip
         for name in [name for name, is_set in of_mlp.items() if is_set and self.model == "attention"]:
             raise ConfigError(
