@@ -22,6 +22,7 @@ from minidl.training.loop.forward import outputs
 from minidl.training.loop.supervised import Supervised
 from minidl.training.loop.targets import Classification, probabilities
 from minidl.training.process.display import Display
+from minidl.training.report import calibration
 from minidl.training.settings import text_defaults
 from minidl.training.tasks.text import make_tfidf
 from minidl.training.tasks.text_answers import make_model
@@ -35,7 +36,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
 
     X is a sequence of N texts (str), y their N labels. Parameters that are None follow from the number of texts; the
     others are options of the command. `validation_fraction` of the texts choose the epoch. verbose=1 prints a line an
-    epoch. After fit: `classes_` [C], `n_iter_` (epochs), `best_epoch_`, `vectorizer_` and `weights_` (weights by name).
+    epoch. After fit: `classes_` [C], `n_iter_` (epochs), `best_epoch_`, `vectorizer_`, `weights_` (by name) and
+    `temperature_` (of the probabilities).
     A fitted classifier is plain data, which pickle and joblib copy. Without a GPU set MINIDL_CPU=compiled.
 
     Raises TypeError for X that is not a sequence of str, ValueError for labels of one class or another number of them,
@@ -74,13 +76,13 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         settings = self._settings(len(train), seed)
         vectorizer = Tfidf.fit([texts[i] for i in train], make_tfidf(settings))
         splits = [(vectorizer.transform([texts[i] for i in part]), targets[part]) for part in (train, validation)]
+        self.vectorizer_ = vectorizer
         state, torch_state = random.get_state(), torch.get_rng_state()
         try:
             self._train(settings, len(vectorizer), *splits)
         finally:
             random.set_state(state)
             torch.set_rng_state(torch_state)
-        self.vectorizer_ = vectorizer
         return self
 
     def _settings(self, texts: int, seed: int) -> TrainText:
@@ -125,6 +127,8 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
                 break
         self.hidden_ = settings.hidden
         self.__dict__.pop("_model", None)
+        features, truth = validation
+        self.temperature_ = calibration.temperature(outputs(self._model, features, classes), truth)
 
     @functools.cached_property
     def _model(self) -> nn.Module:
@@ -143,7 +147,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
         if not texts:
             return np.zeros((0, len(self.classes_)), dtype=np.float32)
         parts = outputs(self._model, self.vectorizer_.transform(texts), len(self.classes_))
-        return np.concatenate([probabilities(part) for part in parts])
+        return np.concatenate([probabilities(part, self.temperature_) for part in parts])
 
     def predict(self, X: Iterable[str]) -> np.ndarray:
         """Return the most probable label of each text [N]."""

@@ -156,6 +156,7 @@ class Experiment(ABC, Generic[SettingsT]):
 class Predictor(ABC, Generic[SettingsT]):
     """The predictions of a finished run: features of inputs, computed without torch, and the model's answers.
 
+    `reject` is the probability below which an answer has no label.
     `run` are the run's files, `workers` the processes that prepare many inputs, `devices` the processes with a GPU
     each that share the model's work, if there are several.
     """
@@ -163,6 +164,7 @@ class Predictor(ABC, Generic[SettingsT]):
     config: SettingsT
     run: RunFiles
     workers: Workers = field(default=Workers(1), kw_only=True)
+    reject: float = field(default=0.0, kw_only=True)
     devices: Any = field(default=None, kw_only=True)  # a `multi_gpu.Spread`, which imports the tasks
     argument: ClassVar[str] = ""  # the kind of an argument that is not the name of a file
     no_columns_reason: ClassVar[str] = ""  # why an evaluation accepts no column flags

@@ -20,7 +20,7 @@ from minidl.runtime import launch
 from minidl.training.process import environment, memory_limit, out_of_memory
 from minidl.training.process.compile_ahead import compile_ahead
 from minidl.training.process.display import Display
-from minidl.training.report import page, plot_processes, report_files
+from minidl.training.report import calibration, page, plot_processes, report_files
 from minidl.training.run_folder import files, manifest
 from minidl.training.run_folder.checkpoints import Checkpoint
 from minidl.training.run_folder.saved_run import resume_command
@@ -172,6 +172,9 @@ def _fit(
             report.update(shards=config.shards, processes=group.size, **trainer.throughput())
     with timing.timed("write"):
         files.write_tensors(config.out / manifest.MODEL, trainer.model.state_dict(), {manifest.OF_RUN: identity})
+        if "calibration" in report:
+            temperature = calibration.Temperature(report["calibration"]["temperature"])
+            files.write_text(config.out / calibration.FILE, temperature.to_json() + "\n")
     plot_notes: Iterable[str] = [plot_processes.MISSING] if config.plots else []
     if config.plots and plot_processes.available():
         with (

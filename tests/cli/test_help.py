@@ -18,20 +18,21 @@ ALL = (
 
 # Scripts rely on these; adding one is fine, and then it is written here.
 FLAGS = {
-    "text": "--analyzer --balance --batch-size --data --device --devices --dropout --epochs --features --hidden "
-    "--label-column --label-smoothing --lazy --lr --max-features --min-df --model --ngrams --no-capture --no-nfc "
-    "--no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume --schedule --seed "
-    "--shards --test --test-split --text-column --timeout --token-pattern --trace --val-split --validation --warmup "
-    "--weight-decay --workers --zero",
-    "table": "--balance --batch-size --data --device --devices --dropout --epochs --hidden --ignore --label-smoothing "
-    "--lr --missing --no-capture --no-plots --numbers --optimizer --out --overwrite --patience --precision --profile "
-    "--quiet --resume --schedule --seed --shards --target --task --test --test-split --timeout --trace --val-split "
+    "text": "--activation --analyzer --balance --batch-size --data --device --devices --dropout --epochs --features "
+    "--hidden --label-column --label-smoothing --lazy --lr --max-features --min-df --model --momentum --ngrams "
+    "--no-capture --no-nfc --no-plots --optimizer --out --overwrite --patience --precision --profile --quiet --resume "
+    "--schedule --seed --shards --test --test-split --text-column --timeout --token-pattern --trace --val-split "
     "--validation --warmup --weight-decay --workers --zero",
+    "table": "--balance --batch-size --data --device --devices --dropout --epochs --hidden --ignore --label-smoothing "
+    "--lr --missing --momentum --no-capture --no-plots --numbers --optimizer --out --overwrite --patience --precision "
+    "--profile --quiet --resume --schedule --seed --shards --target --task --test --test-split --timeout --trace "
+    "--val-split --validation --warmup --weight-decay --workers --zero",
     "images": "--balance --batch-size --cache --crop --cutmix --data --device --devices --dropout --ema --epochs "
-    "--flip --freeze --init --label-smoothing --lr --mixup --model --no-capture --no-flip --no-freeze --no-plots "
-    "--no-sync-batch-norm --normalize --optimizer --out --overwrite --patience --precision --profile --progressive "
-    "--quiet --resume --schedule --seed --shards --shift --size --stem --sync-batch-norm --test --test-split "
-    "--timeout --trace --unfreeze --unfreeze-lr --val-split --validation --warmup --weight-decay --workers --zero",
+    "--flip --freeze --init --label-smoothing --lr --mixup --model --momentum --no-capture --no-flip --no-freeze "
+    "--no-plots --no-sync-batch-norm --normalize --optimizer --out --overwrite --patience --precision --profile "
+    "--progressive --quiet --resume --schedule --seed --shards --shift --size --stem --sync-batch-norm --test "
+    "--test-split --timeout --trace --unfreeze --unfreeze-lr --val-split --validation --warmup --weight-decay "
+    "--workers --zero",
     "gan": "--batch-size --data --device --devices --epochs --latent --lr --no-capture --no-plots "
     "--no-sync-batch-norm --out --overwrite --precision --profile --quiet --resume --seed --shards --size "
     "--sync-batch-norm --timeout --trace --width --workers --zero",

@@ -72,10 +72,10 @@ def test_an_image_run_has_its_files(image_run):
     folder, _ = image_run
     expected = {
         "config.json", "environment.json", "manifest.json", "metrics.jsonl", "model.safetensors", "report.json",
-        "report.txt", "report.html", "checkpoints", "labels.json", "pictures.json",
+        "report.txt", "report.html", "checkpoints", "labels.json", "pictures.json", "calibration.json",
     }  # fmt: skip
     if find_spec("matplotlib") is not None:
-        expected |= {"loss.png", "scores.png", "confusion.png", "mistakes.png"}
+        expected |= {"loss.png", "scores.png", "confusion.png", "reliability.png", "mistakes.png"}
         with Image.open(folder / "mistakes.png") as picture:
             assert min(picture.size) > 100
     assert {path.name for path in folder.iterdir()} == expected

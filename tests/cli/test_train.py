@@ -33,16 +33,16 @@ def names(folder):
 
 def test_a_text_run_has_its_files(text_run):
     folder, _ = text_run
-    expected = ALWAYS | {"labels.json", "vocabulary.json"}
+    expected = ALWAYS | {"labels.json", "vocabulary.json", "calibration.json"}
     if pictures():
-        expected |= {"loss.png", "scores.png", "confusion.png"}
+        expected |= {"loss.png", "scores.png", "confusion.png", "reliability.png"}
     assert names(folder) == expected
 
 
 def test_a_text_report_has_its_keys(text_run):
     folder, _ = text_run
     content = report(folder)
-    assert content.keys() == COMMON | {"accuracy", "macro_f1", "per_class", "confusion"}
+    assert content.keys() == COMMON | {"accuracy", "macro_f1", "per_class", "confusion", "calibration"}
     assert content["task"] == "classification"
     assert content["optimizer"] == {
         "name": "adamw", "variant": "dense", "lr": 0.05, "weight_decay": 0.0, "schedule": "cosine",

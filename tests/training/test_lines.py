@@ -34,7 +34,7 @@ def test_processes_make_the_same_lines_in_order(rows):
     draw = np.random.default_rng(rows)
     shares = draw.random((rows, 3)).astype(np.float32)
     known = np.arange(rows)
-    alone = json_lines.lines(shares, known, ["a", "é", '"'], 2)
+    alone = json_lines.lines(shares, known, ["a", "é", '"'], 2, 0.5)
     with Workers(2) as workers:
-        assert "".join(json_lines.by_workers(shares, known, ["a", "é", '"'], 2, workers)) == alone
+        assert "".join(json_lines.by_workers(shares, known, ["a", "é", '"'], 2, 0.5, workers)) == alone
     assert alone.count("\n") == rows

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from minidl.training.loop.targets import Classification, Predictions, Regression
 from minidl.training.prediction import terms
 from minidl.training.process import helpers, out_of_memory
 from minidl.training.process.display import Display
-from minidl.training.report import metrics, plots, report_files
+from minidl.training.report import calibration, metrics, plots, report_files
 from minidl.training.run_folder import weights
 from minidl.training.run_folder.manifest import RunFiles
 from minidl.training.settings.command import Perceptron, Training
@@ -195,7 +195,7 @@ class Supervised(Experiment[TrainingT]):
         progress, model = trainer.progress, trainer.model
         trainer.display.note(f"kept: {report_files.chosen_epoch(progress.best_epoch)} (*: the best so far)")
         trainer.display.note("training is finished; testing the model and fitting the baselines")
-        features, truth, predictions = self.test_results(model)
+        features, truth, predictions = self.test_results(model)  # calibrates the targets
         scores = self.targets.report(truth, predictions)
         with out_of_memory.used_for("the baselines", "less data"), timing.timed("baseline"):
             baselines = self._baselines or self._fit_baselines(None)
@@ -217,7 +217,9 @@ class Supervised(Experiment[TrainingT]):
 
     def plot(self, trainer: Trainer, report: dict[str, Any]) -> None:
         """Draw the curves, and the plots of the targets."""
-        config, progress, targets = self.config, trainer.progress, self.targets
+        config, progress = self.config, trainer.progress
+        features, truth, predictions = self.test_results(trainer.model)
+        targets = self.targets
         score = f"{metrics.TITLES[targets.score]} {report[targets.score]:.3f}"
         title = f"{plots.shorten(Path(config.data).name)}: test {score}"
         shares = {
@@ -228,7 +230,6 @@ class Supervised(Experiment[TrainingT]):
         }
         only_in_training = [name for name, share in shares.items() if share]
         plots.curves(config.out, progress.history, progress.best_epoch, title, targets.loss_name, only_in_training)
-        features, truth, predictions = self.test_results(trainer.model)
         targets.plot(config.out, truth, predictions, title)
         if self.draw is not None:
             self.draw(trainer.model, features, truth, predictions, title)
@@ -237,7 +238,7 @@ class Supervised(Experiment[TrainingT]):
         """Return the most confident mistakes on the test split, with their texts and most important terms."""
         if self.terms is None:
             return []
-        features, truth, (predicted, confidence) = self.test_results(trainer.model)
+        features, truth, (predicted, confidence, _) = self.test_results(trainer.model)
         assert confidence is not None
         wrong = np.flatnonzero(predicted != truth)
         wrong = wrong[np.argsort(-confidence[wrong], kind="stable")[:_MISTAKES]]
@@ -261,10 +262,13 @@ class Supervised(Experiment[TrainingT]):
         """Return (features, targets, predictions) of the test split, computed at the first call."""
         if self._test_results is None:
             with out_of_memory.used_for("the test split", "less data"), timing.timed("evaluate"):
+                if isinstance(self.targets, Classification):
+                    features, truth = self.validation
+                    logits = outputs(model, features, self.targets.outputs)
+                    self.targets = replace(self.targets, temperature=calibration.temperature(logits, truth))
                 features, truth = self.test()
                 parts = outputs(model, features, self.targets.outputs)
-                confidence = self.draw is not None or self.terms is not None
-                self._test_results = features, truth, self.targets.predictions(parts, confidence)
+                self._test_results = features, truth, self.targets.predictions(parts, confidence=True)
         return self._test_results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -23,7 +23,7 @@ from minidl.tensors import Tensor, default_device
 from minidl.training.loop.forward import outputs
 from minidl.training.loop.learner import Judgement
 from minidl.training.prediction import json_lines
-from minidl.training.report import baselines, metrics, plots, report_files
+from minidl.training.report import baselines, calibration, metrics, plots, report_files
 from minidl.training.run_folder import files
 from minidl.training.run_folder.manifest import RunFiles
 from minidl.training.settings.command import Training
@@ -32,17 +32,26 @@ Split = tuple[Any, np.ndarray]  # features (scipy CSR, float32 array [N, F] or P
 
 
 class Predictions(NamedTuple):
-    """The predictions for a split: classes int64 [N] and, if requested, their probabilities; or numbers."""
+    """The predictions for a split: classes int64 [N] and, if requested, their probabilities; or numbers.
+
+    `before` are the probabilities of the temperature 1.
+    """
 
     values: np.ndarray
-    confidence: np.ndarray | None
+    confidence: np.ndarray | None = None
+    before: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Classification(Checked):
-    """A classification by `labels`: targets are class indices int64 [N], outputs logits [N, classes]."""
+    """A classification by `labels`: targets are class indices int64 [N], outputs logits [N, classes].
+
+    Logits are divided by `temperature`. Below the probability `reject` an answer has no label.
+    """
 
     labels: Annotated[Names, Field(min_length=2)]
+    temperature: float = 1.0
+    reject: float = 0.0
     task: ClassVar[str] = "classification"
     score: ClassVar[str] = "accuracy"
     loss_name: ClassVar[str] = "cross-entropy"
@@ -52,9 +61,14 @@ class Classification(Checked):
         """Return the classification of a finished run. Raises DamagedError."""
         path = run.folder / "labels.json"
         try:
-            return validate(cls, files.as_json(run.text(path.name).encode(), path))
+            targets = validate(cls, files.as_json(run.text(path.name).encode(), path), ("temperature", "reject"))
         except ValueError as error:
             raise damaged(path, error) from None
+        return targets.calibrated(run)
+
+    def calibrated(self, run: RunFiles) -> Classification:
+        """Return the classification with the temperature of a finished run. Raises DamagedError."""
+        return replace(self, temperature=calibration.of_run(run))
 
     @property
     def outputs(self) -> int:
@@ -96,12 +110,19 @@ class Classification(Checked):
 
     def predictions(self, parts: Iterable[np.ndarray], confidence: bool = False) -> Predictions:
         """Return the most probable class of each row of the outputs, with `confidence` also its probability."""
-        values, shares = [], []
+        values, shares, before = [], [], []
         for part in parts:
             values.append(part.argmax(1))
             if confidence:
-                shares.append(probabilities(part)[np.arange(len(part)), values[-1]])
-        return Predictions(np.concatenate(values), np.concatenate(shares) if confidence else None)
+                rows = np.arange(len(part)), values[-1]
+                shares.append(self.probabilities(part)[rows])
+                before.append(probabilities(part)[rows])
+        shown = (np.concatenate(shares), np.concatenate(before)) if confidence else (None, None)
+        return Predictions(np.concatenate(values), *shown)
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """Return the probabilities [N, classes] of logits."""
+        return probabilities(logits, self.temperature)
 
     def baselines(self, train: Split, validation: Split, workers: Workers | None) -> Callable[[Split], dict[str, Any]]:
         """Return a function that scores baselines on a test split; the processes of `workers` fit them meanwhile."""
@@ -109,7 +130,14 @@ class Classification(Checked):
 
     def report(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
         """Return the scores of predictions for the test split."""
-        return report_files.classification(truth, predictions.values, self.labels)
+        scores = report_files.classification(truth, predictions.values, self.labels)
+        if predictions.confidence is None or predictions.before is None or not len(truth):
+            return scores
+        right = predictions.values == truth
+        of_probabilities = calibration.scores(predictions.confidence, predictions.before, right, self.temperature)
+        if self.reject:
+            scores["rejected"] = calibration.answered(predictions.confidence, right, self.reject)
+        return {**scores, "calibration": of_probabilities}
 
     def evaluation(self, truth: np.ndarray, predictions: Predictions) -> dict[str, Any]:
         """Return the scores of predictions for other data, and of always predicting its most frequent label."""
@@ -119,23 +147,28 @@ class Classification(Checked):
     def answers(self, parts: Iterable[np.ndarray], top: int) -> list[dict[str, Any]]:
         """Return label, probability and the `top` best labels of each row of the outputs."""
         answers = []
-        for shares in (probabilities(part) for part in parts if len(part)):
+        for shares in (self.probabilities(part) for part in parts if len(part)):
             for best in json_lines.best(shares, top):
                 ranked = [{"label": self.labels[i], "probability": number} for i, number in best]
-                answers.append({**ranked[0], "top": ranked})
+                answer: dict[str, Any] = {**ranked[0], "top": ranked}
+                answers.append(answer if best[0][1] >= self.reject else {**answer, "label": None})
         return answers
 
     def lines(self, parts: Iterable[np.ndarray], top: int, known_terms: np.ndarray, workers: Workers) -> Iterator[str]:
         """Yield `answers` as lines of JSON, with the number of known terms of each text, int64 [N]."""
         start = 0
-        for shares in (probabilities(part) for part in parts if len(part)):
+        for shares in (self.probabilities(part) for part in parts if len(part)):
             end = start + len(shares)
-            yield from json_lines.by_workers(shares, known_terms[start:end], self.labels, top, workers)
+            yield from json_lines.by_workers(shares, known_terms[start:end], self.labels, top, self.reject, workers)
             start = end
 
     def plot(self, folder: Path, truth: np.ndarray, predictions: Predictions, title: str) -> None:
-        """Draw confusion.png."""
+        """Draw confusion.png and reliability.png."""
         plots.confusion(folder, truth, predictions.values, self.labels, title)
+        if predictions.confidence is not None and predictions.before is not None:
+            right = predictions.values == truth
+            parts = {"temperature 1": predictions.before, f"temperature {self.temperature:.3f}": predictions.confidence}
+            plots.reliability(folder, {name: calibration.bins(each, right) for name, each in parts.items()}, title)
 
 
 @dataclass(frozen=True)
@@ -225,9 +258,10 @@ def class_weights(targets: np.ndarray, classes: int, balance: float) -> Tensor |
     return _tensor(weights.astype(np.float32))
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the softmax of logits [N, classes]."""
-    return ops.softmax(_tensor(logits), -1).data.cpu().numpy()
+def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Return the softmax of logits [N, classes] / temperature."""
+    z = _tensor(logits)
+    return ops.softmax(z if temperature == 1 else ops.div(z, temperature), -1).data.cpu().numpy()
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -89,7 +89,9 @@ def reading(config: Predict) -> Iterator[Reading]:
             workers.start()
             for _ in range(workers.count):
                 workers.submit(lines.import_module, Message({}))
-        predictor = helpers.in_thread(lambda: replace(_of_documents(run), workers=workers, devices=shared))
+        predictor = helpers.in_thread(
+            lambda: replace(_of_documents(run), workers=workers, devices=shared, reject=config.reject)
+        )
         prepared = _prepared(predictor, config)
         is_available = config.inputs or config.file is not None
         yield Reading(run, predictor, helpers.one_ahead(prepared) if is_available else prepared)
@@ -162,7 +164,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
     run = RunFolder(config.run).read_finished()
     shared, task = spread(run, config.devices, config.device), TASKS[run.kind]
     with shared.processes:
-        predictor = _with_model(run, lambda: replace(_of_documents(run), devices=shared))
+        predictor = _with_model(run, lambda: replace(_of_documents(run), devices=shared, reject=config.reject))
         predictor.check_columns(config)
         with out_of_memory.used_for("the data", "less data"):
             if config.data is not None and config.data not in task.data_sets:
@@ -173,7 +175,7 @@ def evaluate(config: Evaluate) -> dict[str, Any]:
                 source = {"name": config.data or run.config.get("test") or run.config["data"], "part": "test split"}
         source = {**source, "examples": len(truth)}
         targets = predictor.targets
-        predictions = targets.predictions(predictor.outputs(features))
+        predictions = targets.predictions(predictor.outputs(features), confidence=True)
     scores = targets.evaluation(truth, predictions)
     report = {"task": targets.task, "data": source["name"], "run": str(config.run), "source": source, **scores}
     if config.json_file is not None:

@@ -21,6 +21,7 @@ _MOST_CLASSES = 64  # of a table that fits a screen
 _MOST_SCORES = 200  # classes in the table of scores
 _MOST_BYTES = 4 * 2**20  # of a picture
 _PICTURES = {
+    "reliability.png": "Probabilities against accuracy",
     "predictions.png": "Predicted against true values", "mistakes.png": "Most confident mistakes",
     "activations.png": "Class activation maps of these mistakes", "filters.png": "Filters of the first layer",
     "training.gif": "Samples of the generator by epoch",

@@ -109,6 +109,24 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str], t
 
 
 @plot
+def reliability(parts: dict[str, list[dict[str, float]]], title: str) -> Files:
+    """Draw reliability.png: the accuracy of predictions by their probability, for each of the parts.
+
+    The area of a point is the number of its predictions.
+    """
+    figure, axes = _figure(5, 5)
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":")
+    for name, entries in parts.items():
+        most = max((entry["count"] for entry in entries), default=1)
+        x, y = ([entry[key] for entry in entries] for key in ("probability", "accuracy"))
+        axes.plot(x, y, linewidth=1)
+        axes.scatter(x, y, s=[8 + 100 * entry["count"] / most for entry in entries], label=name, alpha=0.6)
+    axes.set_xlim(0.0, 1.0)
+    axes.set_ylim(0.0, 1.0)
+    return {"reliability.png": _labelled(figure, axes, title, "probability of the predicted label", "accuracy")}
+
+
+@plot
 def predictions(truth: np.ndarray, predicted: np.ndarray, target: str, title: str) -> Files:
     """Draw predictions.png: predicted against true values of a regression."""
     from matplotlib.ticker import MaxNLocator

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidl.common.console import one_line
 from minidl.training.process import environment
-from minidl.training.report import metrics
+from minidl.training.report import calibration, metrics
 from minidl.training.report.baselines import LEFT_OUT
 from minidl.training.run_folder.progress import Progress
 from minidl.training.settings.command import Training
@@ -158,6 +158,10 @@ def as_text(report: dict[str, Any]) -> str:
         ]
     lines += [*pairs(about), ""]
     lines += _scores(report)
+    if "calibration" in report:
+        entry, rejected = report["calibration"], report.get("rejected")
+        rows = map(calibration.row, entry["answered"] if rejected is None else [rejected])
+        lines += ["", calibration.summary(entry), "", *table(["threshold", "answered", "accuracy"], list(rows))]
     if "per_class" in report:
         source_of_all = "report.json has" if "seconds" in report else "--json FILE writes"
         lines += ["", *_classes(report["per_class"], source_of_all)]

@@ -7,7 +7,7 @@
     metrics.jsonl     a line per epoch
     checkpoints/      while and after training: last and best state
     samples/          of a GAN: a grid of pictures per epoch
-    model.safetensors, report.txt, *.png, *.gif   when finished
+    model.safetensors, calibration.json, report.txt, *.png, *.gif   when finished
     manifest.json     the SHA-256 of all of them, and of the last one:
     report.json       with it the run is finished
 

@@ -65,6 +65,7 @@ _OF_RUN = {
     "environment.json": Kind((("minidl", "python", "torch", "threads"),)),
     "metrics.jsonl": Kind((("epoch", "steps", "seconds"),), lines=True),
     "manifest.json": Kind((("format", "version", "run", "files"),)),
+    "calibration.json": Kind((("format", "version", "temperature"),)),
     "report.json": Kind((("task", "data", "epochs"),)),
     "report.txt": Kind(marks=(b"\n\nsource         ",)),
     "report.html": Kind(marks=(b'<meta name="generator" content="minidl train">',)),

@@ -163,6 +163,7 @@ class Evaluate(Settings):
     ] = None
     text_column: fields.TextColumn = None
     label_column: fields.LabelColumn = None
+    reject: fields.Reject = 0.0
     json_file: Annotated[
         fields.JsonFile, Field(alias="json", description="Also write the scores to this file as JSON.")
     ] = None
@@ -212,6 +213,7 @@ class Predict(Settings):
     ] = None
     text_column: fields.TextColumn = None
     top: Annotated[int, Field(ge=1, le=10**6, description="Number of labels per prediction.")] = 3
+    reject: fields.Reject = 0.0
     workers: fields.Workers = None
     device: fields.Device = "auto"
     devices: fields.AllDevices = 1

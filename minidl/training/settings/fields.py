@@ -149,6 +149,7 @@ LearningRate = Annotated[float, Field(gt=0, le=FLOAT32, description="Learning ra
 WeightDecay = Annotated[float, Field(ge=0, le=FLOAT32, description="Weight decay."), IN_FLOAT32]
 Dropout = Annotated[float, Field(ge=0, lt=1, description="Dropout probability of hidden units.")]
 Optimizer = Annotated[Literal["adamw", "adam", "rmsprop", "adagrad", "sgd"], Field(description="Optimizer:")]
+Reject = Annotated[float, Field(ge=0, le=1, description="Probability below which a prediction has no label (null).")]
 Momentum = Annotated[float, Field(ge=0, lt=1, description="Momentum of --optimizer sgd; 0 is plain gradient descent.")]
 Schedule = Annotated[Literal["constant", "cosine", "linear"], Field(description="Learning rate schedule:")]
 Warmup = Annotated[

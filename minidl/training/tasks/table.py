@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -84,7 +84,7 @@ class TableTask(Task[TrainTable]):
     run = "a table run"
     settings = TrainTable
     data_sets = data.TABLE_DATA
-    files = ("labels.json", "schema.json", "confusion.png", "predictions.png")
+    files = ("labels.json", "calibration.json", "schema.json", "confusion.png", "reliability.png", "predictions.png")
 
     def read(self, name: str, **options: Any) -> TableDataset:
         return data.load_table(name, **options)
@@ -157,7 +157,12 @@ class TablePredictor(Predictor[TrainTable]):
 
     @cached_property
     def targets(self) -> Classification | Regression:
-        return _targets(self.schema)
+        targets: Any = _targets(self.schema)
+        if targets.labels:
+            return replace(targets.calibrated(self.run), reject=self.reject)
+        if self.reject:
+            raise ConfigError("--reject is for classifications, and this run predicts numbers")
+        return targets
 
     @cached_property
     def model(self) -> nn.Module:

@@ -42,7 +42,7 @@ class TextTask(Task[TrainText]):
     settings = TrainText
     data_sets = data.TEXT_DATA
     has_terms = True
-    files = ("labels.json", "vocabulary.json", "hashing.json", "confusion.png")
+    files = ("labels.json", "calibration.json", "vocabulary.json", "hashing.json", "confusion.png", "reliability.png")
 
     def read(self, name: str, **options: Any) -> TextDataset:
         return data.load_text(name, **options)

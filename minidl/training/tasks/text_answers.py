@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,7 @@ class TextClassifier(Predictor[TrainText]):
     def targets(self) -> Classification:
         from minidl.training.loop.targets import Classification
 
-        return Classification.of_run(self.run)
+        return replace(Classification.of_run(self.run), reject=self.reject)
 
     @cached_property
     def model(self) -> nn.Module:

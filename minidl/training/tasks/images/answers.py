@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,7 @@ class PictureClassifier(Predictor[TrainImages]):
     def targets(self) -> Classification:
         from minidl.training.loop.targets import Classification
 
-        return Classification.of_run(self.run)
+        return replace(Classification.of_run(self.run), reject=self.reject)
 
     @cached_property
     def model(self) -> nn.Module:

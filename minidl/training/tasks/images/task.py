@@ -34,7 +34,10 @@ class ImagesTask(PictureTask[TrainImages]):
     name = "images"
     run = "an image run"
     settings = TrainImages
-    files = ("labels.json", "pictures.json", "confusion.png", "mistakes.png", "activations.png", "filters.png")
+    files = (
+        "labels.json", "calibration.json", "pictures.json", "confusion.png", "reliability.png", "mistakes.png",
+        "activations.png", "filters.png",
+    )  # fmt: skip
 
     def settled(self, config: TrainImages, dataset: ImageDataset) -> TrainImages:
         """Return the settings with defaults that suit network, pictures and device."""
@@ -162,7 +165,7 @@ def _draw(
     from minidl.training.report import plots
     from minidl.training.tasks.images import cam
 
-    predicted, confidence = predictions
+    predicted, confidence, _ = predictions
     assert confidence is not None
 
     def maps(rows: np.ndarray) -> np.ndarray | None:
