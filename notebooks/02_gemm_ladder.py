@@ -15,9 +15,9 @@
 # # A matrix product in five steps
 #
 # `C = A B` looks like three loops. On a GPU, speed depends on the number and timing of loads. Each step below
-# is a short kernel that runs; each is checked against float64 and timed. On a GPU the times are measured here; without
-# one, Triton's interpreter runs the same kernels at a small size, and the times shown come from the committed results
-# of an H200.
+# is a short kernel that runs; each is checked against float64 and timed. On a GPU the times are measured here. Without
+# one, `MINIDL_CPU=compiled` compiles the same kernels for the processor; else Triton's interpreter runs them at a small
+# size, and the times shown come from the committed results of an H200.
 
 # %%
 import json
@@ -29,26 +29,35 @@ import matplotlib.pyplot as plt
 import torch
 
 from minidl.runtime import launch
+from minidl.testing import compiled
 
-INTERPRETED = launch.INTERPRETED  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
+# minidl comes before Triton: it decides whether kernels are compiled or interpreted.
+INTERPRETED, COMPILED_CPU = launch.INTERPRETED, launch.COMPILED_CPU
 
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = "cpu" if launch.ON_CPU else "cuda"
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
 RESULTS = HERE / "../benchmarks/results/gemm-ladder-nvidia-h200.json"
 
 # %% tags=["parameters"]
-SIZE = 48 if INTERPRETED else 4096
+SIZE = 48 if INTERPRETED else 512 if COMPILED_CPU else 4096
 
 # %%
 torch.manual_seed(0)
 a = torch.randn(SIZE, SIZE, device=DEVICE).half()
 b = torch.randn(SIZE, SIZE, device=DEVICE).half()
 exact = a.double() @ b.double()
-print(f"{SIZE} x {SIZE} products of float16 values, {'interpreted on the CPU' if INTERPRETED else 'on the GPU'}")
+where = "interpreted on the CPU" if INTERPRETED else "compiled for the CPU" if COMPILED_CPU else "on the GPU"
+print(f"{SIZE} x {SIZE} products of float16 values, {where}")
+
+
+def on_device(kernel):
+    """The kernel as it is launched here: compiled for the CPU by way of C, if it is to be."""
+    return compiled(kernel) if COMPILED_CPU else kernel
+
 
 # %% [markdown]
 # ## The check
@@ -60,7 +69,7 @@ print(f"{SIZE} x {SIZE} products of float16 values, {'interpreted on the CPU' if
 
 # %%
 def check(c: torch.Tensor) -> None:
-    u = 2.0**-24 if INTERPRETED else 2.0**-22
+    u = 2.0**-24 if launch.ON_CPU else 2.0**-22
     bound = (SIZE + 1) * u * (a.double().abs() @ b.double().abs())
     bound = bound + 2.0**-11 * (exact.abs() + bound) + 2.0**-25
     worst = ((c.double() - exact).abs() / bound).max().item()
@@ -79,10 +88,20 @@ def step(name: str, run) -> None:
         start = time.perf_counter()
         run()
         print(f"{(time.perf_counter() - start) * 1e3:.0f} ms in the interpreter, at this small size")
-    else:
-        ms = triton.testing.do_bench(run, return_mode="median")
-        measured[name] = {"ms": ms, "tflops": 2 * SIZE**3 / ms / 1e9}
-        print(f"{ms:.3f} ms, {measured[name]['tflops']:.0f} TFLOP/s")
+        return
+    ms = milliseconds(run) if COMPILED_CPU else triton.testing.do_bench(run, return_mode="median")
+    measured[name] = {"ms": ms, "tflops": 2 * SIZE**3 / ms / 1e9}
+    print(f"{ms:.3f} ms, {measured[name]['tflops']:.3g} TFLOP/s")
+
+
+def milliseconds(run) -> float:
+    """The median of nine runs on the CPU."""
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        run()
+        times.append((time.perf_counter() - start) * 1e3)
+    return sorted(times)[4]
 
 
 # %% [markdown]
@@ -108,7 +127,7 @@ def one_output(p_a, p_b, p_c, M, N, K, BLOCK_K: tl.constexpr):
 
 def run_one_output():
     c = torch.empty_like(a)
-    one_output[(SIZE * SIZE,)](a, b, c, SIZE, SIZE, SIZE, BLOCK_K=64, enable_fp_fusion=True)
+    on_device(one_output)[(SIZE * SIZE,)](a, b, c, SIZE, SIZE, SIZE, BLOCK_K=64, enable_fp_fusion=True)
     return c
 
 
@@ -121,7 +140,7 @@ step("one output per program", run_one_output)
 # which runs on the tensor cores. Each number loaded is now used 128 times.
 
 # %%
-BLOCK = 16 if INTERPRETED else 128
+BLOCK = 16 if INTERPRETED else 64 if COMPILED_CPU else 128
 
 
 @triton.jit
@@ -148,7 +167,7 @@ def tiled(p_a, p_b, p_c, M, N, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
 def run_tiled(kernel=tiled, num_stages=1):
     c = torch.empty_like(a)
     grid = (triton.cdiv(SIZE, BLOCK) ** 2,)
-    kernel[grid](
+    on_device(kernel)[grid](
         a, b, c, SIZE, SIZE, SIZE, BLOCK=BLOCK, BLOCK_K=min(BLOCK, 64), num_stages=num_stages, num_warps=8,
         enable_fp_fusion=True,
     )  # fmt: skip
@@ -183,7 +202,7 @@ step("grouped", lambda: run_tiled(grouped))
 # ## Step 4: loads ahead of their use
 #
 # With `num_stages=4` the compiler loads three blocks ahead while the tensor cores work on the fourth, so they no
-# longer wait. The kernel is unchanged. (The interpreter ignores `num_stages`.)
+# longer wait. The kernel is unchanged. (A CPU, compiled or interpreted, ignores `num_stages`.)
 
 # %%
 step("pipelined", lambda: run_tiled(grouped, num_stages=4))
@@ -231,7 +250,10 @@ def run_persistent():
     return c
 
 
-step("TMA, persistent", run_persistent)
+if COMPILED_CPU:
+    print("A processor has no TMA: descriptors run on a GPU and in the interpreter.")
+else:
+    step("TMA, persistent", run_persistent)
 
 # %% [markdown]
 # ## minidl's kernel, and cuBLAS
@@ -243,7 +265,9 @@ step("TMA, persistent", run_persistent)
 from minidl.kernels.gemm import gemm
 
 step("minidl.kernels.gemm", lambda: gemm(a, b))
-if not INTERPRETED:
+if COMPILED_CPU:
+    step("torch.matmul", lambda: a @ b)
+elif not INTERPRETED:
     step("torch.matmul (cuBLAS)", lambda: a @ b)
     record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     if "--write" in sys.argv:
@@ -254,7 +278,7 @@ if not INTERPRETED:
 
 # %%
 results = measured
-title = "this GPU"
+title = "this processor" if COMPILED_CPU else "this GPU"
 if INTERPRETED and RESULTS.exists():
     stored = json.loads(RESULTS.read_text())
     results = stored["steps"]

@@ -31,7 +31,9 @@ from minidl.data import ImageBatches, Pictures, load_images
 from minidl.generation import latents, output, passes
 from minidl.generation.model import load
 from minidl.models import Discriminator, Generator
+from minidl.runtime import launch
 from minidl.tensors import Tensor, default_device
+from minidl.testing import compiled
 
 DEVICE = default_device()  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
 
@@ -152,7 +154,8 @@ def upward_kernel(p_x, p_w, p_y, H, W: tl.constexpr, C: tl.constexpr, M: tl.cons
 
 wide = minidl.randn(N, C, size, 16).data  # a GPU's matrix instructions want rows of 16
 y = torch.empty(N, 2 * size, 32, M, device=DEVICE)
-upward_kernel[(N, 2 * size)](
+upward = compiled(upward_kernel) if launch.COMPILED_CPU else upward_kernel  # by C instead of CUDA
+upward[(N, 2 * size)](
     wide.permute(0, 2, 3, 1).contiguous(), w.permute(2, 3, 0, 1).contiguous(), y, size, W=16, C=C, M=M
 )
 same = ops.conv_transpose2d(Tensor(wide), Tensor(w), None, stride, padding).data.permute(0, 2, 3, 1)

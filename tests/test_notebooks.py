@@ -1,7 +1,7 @@
 """The notebooks run from top to bottom, and each .ipynb has the cells of its text source.
 
-They run here at a smaller size: a cell with the values below follows the one tagged "parameters", as papermill does it.
-`make notebooks` runs them as they are.
+With a C compiler those of COMPILED run as they are, with kernels compiled for the CPU. The others run at a smaller size:
+a cell with the values below follows the one tagged "parameters", as papermill does it.
 """
 
 import ast
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from minidl.cpu import build
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")
@@ -24,6 +26,7 @@ SMALLER = {
     "04_image_classifier": {"EPOCHS": 5, "RATE": 0.02},
     "05_gan": {"BATCH": 64, "STEPS": 6},
 }
+COMPILED = {"01_text_classifier", "02_gemm_ladder", "04_image_classifier", "05_gan"}  # run as they are
 
 
 def cells(notebook):
@@ -67,7 +70,11 @@ def test_it_runs(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER.parent), *sys.path]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = jupytext.read(source)
-    make_smaller(notebook, SMALLER[source.stem])
+    if source.stem in COMPILED and build.compiler() is not None:
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        monkeypatch.setenv("MINIDL_CPU", "compiled")
+    else:
+        make_smaller(notebook, SMALLER[source.stem])
     client = nbclient.NotebookClient(
         notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": FOLDER}}
     )
