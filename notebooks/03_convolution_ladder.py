@@ -15,9 +15,9 @@
 # # A convolution in six steps
 #
 # `y[n, h, w, m] = sum over r, s, c of x[n, h + r, w + s, c] w[m, r, s, c]` is seven loops. Each step below is a short
-# kernel that runs; each is checked against float64 and timed. On a GPU the times are measured here; without one,
-# Triton's interpreter runs the same kernels on a small layer, and the times of an H200 come from a results file that
-# `python -m benchmarks.convolution_ladder` makes.
+# kernel that runs; each is checked against float64 and timed. On a GPU the times are measured here. Without one,
+# `MINIDL_CPU=compiled` compiles the same kernels for the processor; else the interpreter runs them on a small layer.
+# The times of an H200 come from a results file that `python -m benchmarks.convolution_ladder` makes.
 #
 # Images are channels-last, `[N, H, W, C]`, and filters `[M, R, S, C]`. So a row of a filter, its S taps with their C
 # channels, is one run of `S * C` numbers without a gap, in the filter and in the image. All six steps use that.
@@ -33,14 +33,16 @@ import torch
 import torch.nn.functional as F
 
 from minidl.runtime import launch
+from minidl.testing import compiled
 
-INTERPRETED = launch.INTERPRETED  # minidl comes before Triton: it decides whether kernels are compiled or interpreted
+# minidl comes before Triton: it decides whether kernels are compiled or interpreted.
+INTERPRETED, COMPILED_CPU = launch.INTERPRETED, launch.COMPILED_CPU
 
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
+DEVICE = "cpu" if launch.ON_CPU else "cuda"
 HERE = Path("notebooks") if Path("notebooks").is_dir() else Path()
 RESULTS = HERE / "../benchmarks/results/convolution-ladder-nvidia-h200.json"
 
@@ -59,11 +61,18 @@ def empty_output(x: torch.Tensor, w: torch.Tensor, pooled: bool = False) -> torc
 
 
 # %% tags=["parameters"]
-IMAGES = 4 if INTERPRETED else 1000
+IMAGES = 4 if INTERPRETED else 16 if COMPILED_CPU else 1000
 
 # %%
 x, w = problem(IMAGES, 16, 8, 8, 3) if INTERPRETED else problem(IMAGES, 32, 64, 12, 5)
-print(f"x {list(x.shape)}, w {list(w.shape)}, {'interpreted on the CPU' if INTERPRETED else 'on the GPU'}")
+where = "interpreted on the CPU" if INTERPRETED else "compiled for the CPU" if COMPILED_CPU else "on the GPU"
+print(f"x {list(x.shape)}, w {list(w.shape)}, {where}")
+
+
+def on_device(kernel):
+    """The kernel as it is launched here: compiled for the CPU by way of C, if it is to be."""
+    return compiled(kernel) if COMPILED_CPU else kernel
+
 
 # %% [markdown]
 # ## The check
@@ -76,7 +85,7 @@ print(f"x {list(x.shape)}, w {list(w.shape)}, {'interpreted on the CPU' if INTER
 # %%
 def check(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> float:
     """Return the largest error relative to the bound, over the first and the last images; raises if it is above 1."""
-    u = 2.0**-24 if INTERPRETED else 2.0**-22
+    u = 2.0**-24 if launch.ON_CPU else 2.0**-22
     some = torch.cat([x[:4], x[4:][-4:]]).double().permute(0, 3, 1, 2)
     y = torch.cat([y[:4], y[4:][-4:]]).double().permute(0, 3, 1, 2)
     w = w.double().permute(0, 3, 1, 2)
@@ -97,10 +106,14 @@ def step(name: str, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -
     """Check a kernel and time it."""
     RUNGS[name] = run
     print(f"right: the largest error is {check(run(x, w), x, w):.3f} of the bound")
-    if INTERPRETED:
-        start = time.perf_counter()
-        run(x, w)
-        print(f"{(time.perf_counter() - start) * 1e3:.0f} ms in the interpreter, on this small layer")
+    if launch.ON_CPU:
+        times = []
+        for _ in range(1 if INTERPRETED else 7):
+            start = time.perf_counter()
+            run(x, w)
+            times.append((time.perf_counter() - start) * 1e3)
+        ms = sorted(times)[len(times) // 2]
+        print(f"{ms:.0f} ms in the interpreter, on this small layer" if INTERPRETED else f"{ms:.2f} ms")
     else:
         print(f"{triton.testing.do_bench(lambda: run(x, w), return_mode='median'):.3f} ms")
 
@@ -135,7 +148,7 @@ def one_output(
 def run_one_output(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (_, H, W, C), (M, R, S, _) = x.shape, w.shape
     y = empty_output(x, w)
-    one_output[(y.numel(),)](
+    on_device(one_output)[(y.numel(),)](
         x, w, y, H=H, W=W, C=C, M=M, R=R, S=S, BLOCK_K=triton.next_power_of_2(R * S * C), enable_fp_fusion=True
     )
     return y
@@ -182,7 +195,7 @@ def run_tiled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (_, H, W, C), (M, R, S, _) = x.shape, w.shape
     y = empty_output(x, w)
     pixels = y.numel() // M
-    tiled[(triton.cdiv(pixels, PIXELS),)](
+    on_device(tiled)[(triton.cdiv(pixels, PIXELS),)](
         x, w, y, pixels, H=H, W=W, C=C, M=M, R=R, S=S, BLOCK_M=PIXELS, BLOCK_N=triton.next_power_of_2(M),
         enable_fp_fusion=True,
     )  # fmt: skip
@@ -226,7 +239,7 @@ def run_matrix_form(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     (_, H, W, C), (M, R, S, _) = x.shape, w.shape
     y = empty_output(x, w)
     pixels = y.numel() // M
-    matrix_form[(triton.cdiv(pixels, PIXELS),)](
+    on_device(matrix_form)[(triton.cdiv(pixels, PIXELS),)](
         x, w, y, pixels, H=H, W=W, C=C, M=M, R=R, S=S, BLOCK_M=PIXELS, BLOCK_N=max(16, triton.next_power_of_2(M)),
         BLOCK_K=32, num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip
@@ -281,7 +294,10 @@ def run_batch_tiled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y
 
 
-step("batch-tiled", run_batch_tiled)
+if COMPILED_CPU:
+    print("A processor has no TMA: descriptors run on a GPU and in the interpreter.")
+else:
+    step("batch-tiled", run_batch_tiled)
 
 # %% [markdown]
 # ## Step 5: banded, for few channels
@@ -362,10 +378,12 @@ def run_banded(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y = empty_output(x, w)
     G, KP, NP = group(w, y.shape[2])
     band = w.new_empty(R + 2, KP, NP)
-    make_band[(R + 2,)](w, band, C=C, M=M, R=R, S=S, HALVES=1, COLUMNS=G * M, KP=KP, NP=NP, enable_fp_fusion=True)
+    on_device(make_band)[(R + 2,)](
+        w, band, C=C, M=M, R=R, S=S, HALVES=1, COLUMNS=G * M, KP=KP, NP=NP, enable_fp_fusion=True
+    )
     rows = y.shape[0] * y.shape[1] * triton.cdiv(y.shape[2], G)
     BLOCK_M = 32 if INTERPRETED else 64
-    banded[(triton.cdiv(rows, BLOCK_M),)](
+    on_device(banded)[(triton.cdiv(rows, BLOCK_M),)](
         x, band, y, rows, H=H, W=W, C=C, M=M, R=R, S=S, G=G, KP=KP, NP=NP, BLOCK_M=BLOCK_M, BLOCK_K=min(KP, 64),
         num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip
@@ -423,10 +441,12 @@ def run_fused(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y = empty_output(x, w, pooled=True)
     G, KP, NP = group(w, 2 * y.shape[2])
     band = w.new_empty(R + 2, KP, NP)
-    make_band[(R + 2,)](w, band, C=C, M=M, R=R, S=S, HALVES=2, COLUMNS=G // 2 * M, KP=KP, NP=NP, enable_fp_fusion=True)
+    on_device(make_band)[(R + 2,)](
+        w, band, C=C, M=M, R=R, S=S, HALVES=2, COLUMNS=G // 2 * M, KP=KP, NP=NP, enable_fp_fusion=True
+    )
     rows = y.shape[0] * y.shape[1] * triton.cdiv(2 * y.shape[2], G)
     BLOCK_M = 32 if INTERPRETED else 64
-    fused[(triton.cdiv(rows, BLOCK_M),)](
+    on_device(fused)[(triton.cdiv(rows, BLOCK_M),)](
         x, band, y, rows, H=H, W=W, C=C, M=M, R=R, S=S, G=G, KP=KP, NP=NP, BLOCK_M=BLOCK_M, BLOCK_K=min(KP, 32),
         num_stages=3, enable_fp_fusion=True,
     )  # fmt: skip

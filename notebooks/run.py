@@ -2,7 +2,7 @@
 
     python notebooks/run.py [NAME ...]
 
-Without a GPU kernels are compiled for the CPU, except those of INTERPRETED.
+Without a GPU kernels are compiled for the CPU.
 """
 
 import os
@@ -14,15 +14,14 @@ import nbclient
 import nbformat
 
 FOLDER = Path(__file__).parent
-INTERPRETED = {"03_convolution_ladder"}  # which launches its kernels in Triton's way
 
 
 def main() -> None:
+    os.environ["MINIDL_CPU"] = "compiled"
     os.environ["PYTHONPATH"] = os.pathsep.join([str(FOLDER.parent), os.environ.get("PYTHONPATH", "")])
     for source in sorted(FOLDER.glob("[0-9]*.py")):
         if sys.argv[1:] and source.stem not in sys.argv[1:]:
             continue
-        os.environ["MINIDL_CPU"] = "interpreted" if source.stem in INTERPRETED else "compiled"
         notebook = jupytext.read(source)
         resources = {"metadata": {"path": FOLDER}}
         nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()

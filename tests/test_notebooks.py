@@ -1,7 +1,7 @@
 """The notebooks run from top to bottom, and each .ipynb has the cells of its text source.
 
-With a C compiler those of COMPILED run as they are, with kernels compiled for the CPU. The others run at a smaller size:
-a cell with the values below follows the one tagged "parameters", as papermill does it.
+With a C compiler they run as they are, with kernels compiled for the CPU. Without one they run at a smaller size: a
+cell with the values below follows the one tagged "parameters", as papermill does it.
 """
 
 import ast
@@ -26,7 +26,6 @@ SMALLER = {
     "04_image_classifier": {"EPOCHS": 5, "RATE": 0.02},
     "05_gan": {"BATCH": 64, "STEPS": 6},
 }
-COMPILED = {"01_text_classifier", "02_gemm_ladder", "04_image_classifier", "05_gan"}  # run as they are
 
 
 def cells(notebook):
@@ -70,7 +69,7 @@ def test_it_runs(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(FOLDER.parent), *sys.path]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     notebook = jupytext.read(source)
-    if source.stem in COMPILED and build.compiler() is not None:
+    if build.compiler() is not None:
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
         monkeypatch.setenv("MINIDL_CPU", "compiled")
     else:

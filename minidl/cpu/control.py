@@ -100,7 +100,19 @@ def _growth(translator: Translator, region: Region, argument: str, position: int
     last = next((each for each in region.operations if result in each.results), None)
     if last is None or last.name not in ("arith.addi", "tt.addptr") or last.operands[0] != argument:
         return None
-    return translator.values.get(last.operands[1]) if Type.parse(last.types.split(", ")[0]).is_tensor else None
+    return _invariant(translator, region, last.operands[1]) if Type.parse(last.types.split(", ")[0]).is_tensor else None
+
+
+def _invariant(translator: Translator, region: Region, value: str) -> Value | None:
+    """Return a value that is the same in all turns of a loop, None for any other; it is computed before the loop."""
+    if value not in translator.values:
+        source = next((each for each in region.operations if value in each.results), None)
+        if source is None or not (source.name == "tt.splat" or source.name.startswith("arith.")):
+            return None
+        if any(_invariant(translator, region, each) is None for each in source.operands):
+            return None
+        translator.values.update(zip(source.results, translator.operation(source), strict=True))
+    return translator.values[value]
 
 
 def _grown(start: Value, growth: Value | None, turn: str) -> Value:
