@@ -88,6 +88,7 @@ class Training(TrainSettings):
     `balance` b gives class c the weight (N / (C n_c))^b in the loss: 0 weights examples equally, 1 classes.
     """
 
+    earlier = {"momentum": MOMENTUM}  # noqa: RUF012
     data: fields.Data
     epochs: fields.Epochs | None
     batch_size: fields.BatchSize | None

@@ -33,7 +33,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     examples: ClassVar[tuple[str, ...]] = ()
-    # Values of settings that earlier versions lacked, in runs of these versions, if they differ from the default. A run
+    # Values of settings that earlier versions lacked, in runs of these versions. A run
     # with such a value is saved without it.
     earlier: ClassVar[dict[str, Any]] = {}
 

@@ -41,7 +41,7 @@ class TrainTable(Perceptron):
         "minidl train table --data cars.csv --target kind --task classification --out c",
         "minidl train table --data h.csv --target y --ignore id --missing fill --out h",
     )
-    earlier = {"numbers": "plain"}  # noqa: RUF012
+    earlier = {**Perceptron.earlier, "numbers": "plain"}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"diabetes, or {fields.FILE}."),

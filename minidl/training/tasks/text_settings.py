@@ -49,7 +49,7 @@ class TrainText(Perceptron):
         "minidl train text --data logs.csv --features hash --out runs/logs",
         "minidl train text --out runs/mails --resume",
     )
-    earlier = {"nfc": False, "model": "mlp"}  # noqa: RUF012
+    earlier = {**Perceptron.earlier, "nfc": False, "model": "mlp", "activation": "relu"}  # noqa: RUF012
     data: Annotated[
         fields.Data,
         Field(description=f"docstrings, reuters-r8, reuters-r52, or {fields.FILE}."),
