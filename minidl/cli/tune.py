@@ -117,8 +117,8 @@ def _classes(names: list[str], only: list[str]) -> list[ShapeClass]:
     from minidl.runtime import launch
     from minidl.tools.tuning import run
 
-    if not launch.INTERPRETED and not torch.cuda.is_available():
-        raise ConfigError("tune needs a CUDA device or the interpreter (--device cpu), and neither is available")
+    if not launch.ON_CPU and not torch.cuda.is_available():
+        raise ConfigError("tune needs a CUDA device or a CPU (--device cpu), and neither is available")
     try:
         selected = run.select(names, only)
     except ValueError as error:
@@ -225,13 +225,13 @@ def _draw(plot: Path, results: list[SearchResult]) -> None:
 def _with_tables(selected: list[ShapeClass], tables: dict[str, Table]) -> list[ShapeClass]:
     """Return the same classes with the tiles of the tables that tuning starts from."""
     from minidl.runtime import launch
-    from minidl.tools.tuning import classes
+    from minidl.tools.tuning import classes, kind
 
     with launch.use_tables(**tables):
         by_rule = {
             (each.family, each.index): each
             for family in tables
-            for each in classes.of_family(family, launch.target())
+            for each in classes.of_family(family, kind.target())
         }  # fmt: skip
     return [by_rule[each.family, each.index] for each in selected if (each.family, each.index) in by_rule]
 

@@ -11,6 +11,7 @@ from minidl.compilation.launch_jobs import job_of
 from minidl.runtime import launch
 from minidl.runtime.launch import Tile
 from minidl.tools.tuning.classes import ShapeClass, with_tile
+from minidl.tools.tuning.kind import recorded
 
 MOST_WORKERS = 16
 
@@ -27,7 +28,10 @@ def launches(shape_class: ShapeClass, tile: Tile) -> list[Any]:
     """Return (kernel, grid, arguments, constants) of each launch of the class's problems with a tile."""
     records: list[Any] = []
     for problem in shape_class.problems:
-        with under(shape_class, tile), launch.record(lambda *launched: records.append(launched), shape_class.target):
+        with (
+            under(shape_class, tile),
+            launch.record(lambda *launched: records.append(launched), recorded(shape_class.target)),
+        ):
             problem.empty()()
     return records
 
@@ -44,7 +48,7 @@ def signature(launched: list[Any]) -> str:
 class Check:
     """Rejects tiles by their launches; tiles are named by numbers.
 
-    This one rejects none: the interpreter compiles nothing and has no limits.
+    This one rejects none: a CPU has no limits.
     """
 
     def problems(self, shape_class: ShapeClass, launched: dict[int, list[Any]]) -> dict[int, str]:
@@ -90,7 +94,7 @@ class Compiles(Check):
 
 def for_device() -> Check:
     """Return the check for this process's device."""
-    return Check() if launch.INTERPRETED else Compiles()
+    return Check() if launch.ON_CPU else Compiles()
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:

@@ -13,6 +13,7 @@ from minidl.kernels.conv import UnableError
 from minidl.runtime import launch
 from minidl.runtime.launch import Tile
 from minidl.runtime.tile_tables import Table
+from minidl.tools.tuning import kind, space
 from minidl.tools.tuning.problem import Problem
 from minidl.tools.tuning.problems import problems
 
@@ -49,7 +50,7 @@ def conditions(when: dict[str, Any]) -> str:
 
 def of_family(family: str, target: str) -> list[ShapeClass]:
     """Return the classes of the table in use, in its order; none for a target without this family. Runs no kernel."""
-    rules = launch.table(family)[target]
+    rules = kind.rules_of(launch.table(family), target)
     by_rule: list[list[Problem]] = [[] for _ in rules]
     for problem in problems(family, target):
         for index in rules_met(family, target, problem):
@@ -64,9 +65,9 @@ def rules_met(family: str, target: str, problem: Problem) -> list[int]:
     """Return the rules whose tiles the problem's launches use; none if the form does not support the problem."""
     seen: set[int] = set()
     rules: list[dict[str, Any]] = [
-        _WatchedRule(rule, index, seen) for index, rule in enumerate(launch.table(family)[target])
+        _WatchedRule(rule, index, seen) for index, rule in enumerate(kind.rules_of(launch.table(family), target))
     ]
-    recorded = launch.record(lambda *launched: None, target)
+    recorded = launch.record(lambda *launched: None, kind.recorded(target))
     with launch.use_tables(**{family: {**launch.table(family), target: rules}}), recorded:
         try:
             call = problem.empty()
@@ -91,9 +92,9 @@ class _WatchedRule(dict[str, Any]):
 
 
 def with_tile(table: Table, target: str, index: int, tile: Tile) -> Table:
-    """Return the table with another tile in one rule."""
-    rules = [dict(rule) for rule in table[target]]
+    """Return the table with another tile in one rule; the CPU gets rules of its own."""
+    rules = [dict(rule) for rule in kind.rules_of(table, target)]
     rules[index]["tile"] = dict(tile.sizes)
-    if target != "interpreted":
+    if target not in ("interpreted", space.CPU):
         rules[index] |= {"warps": tile.num_warps, "stages": tile.num_stages}
     return {**table, target: rules}

@@ -15,6 +15,7 @@ import torch
 from minidl.errors import ConfigError
 from minidl.runtime import launch, tile_tables
 from minidl.runtime.tile_tables import Table
+from minidl.tools.tuning import kind
 from minidl.tools.tuning.search import TIMED, SearchResult, Trial
 from minidl.tools.tuning.space import describe
 from minidl.training.run_folder import files
@@ -74,7 +75,7 @@ def record(results: Sequence[SearchResult]) -> dict[str, Any]:
     """Return every measurement for `--json`, without dates, so that equal results give equal files."""
     return {
         "device": device_name(),
-        "target": launch.target(),
+        "target": kind.target(),
         **{name: metadata.version(name) for name in ("torch", "triton")},
         "classes": [_class(each) for each in results],
     }

@@ -8,13 +8,34 @@ from typing import Any, NamedTuple
 import torch
 
 from minidl.runtime import launch
+from minidl.runtime.tile_tables import Table
 from minidl.testing.specs import Case, Make
 from minidl.tools.tuning.problem import Problem, Start, operation
-from minidl.tools.tuning.space import PRODUCTS
+from minidl.tools.tuning.space import CPU, PRODUCTS
 
 Inputs = Callable[[Make], Case]
 # Elements of a problem of rows: more than a GPU's L2 cache holds, few for the interpreter.
 ELEMENTS, ELEMENTS_INTERPRETED = 2**25, 2**18
+
+
+def target() -> str:
+    """Return the target whose tables are tuned in this process."""
+    return CPU if launch.COMPILED_CPU else launch.target()
+
+
+def recorded(target: str) -> str | None:
+    """Return the target for `launch.record`, None for that of this process."""
+    return None if target == CPU else target
+
+
+def rules_of(table: Table, target: str) -> list[dict[str, Any]]:
+    """Return the rules of a table; without rules of its own the CPU has those of its plans' target."""
+    if target in table or target != CPU:
+        return list(table[target])
+    return [
+        {name: value for name, value in rule.items() if name not in ("warps", "stages")}
+        for rule in table[launch.target()]
+    ]
 
 
 class Kind(NamedTuple):
@@ -27,8 +48,8 @@ class Kind(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Return whether problems run in the interpreter."""
-        return self.target == "interpreted"
+        """Return whether problems run on a CPU."""
+        return self.target in ("interpreted", CPU)
 
     def rest(self, size: int = 1) -> int:
         """Return the factor by which `size` gives the elements of a problem of rows."""
@@ -40,7 +61,7 @@ class Kind(NamedTuple):
         They are the sizes in each rule's conditions (the others from `usual`), `usual` itself, and twice the largest
         size that a rule holds up to.
         """
-        conditions = [rule.get("when", {}) for rule in launch.table(self.family)[self.target]]
+        conditions = [rule.get("when", {}) for rule in rules_of(launch.table(self.family), self.target)]
         sizes = [{name[:-4]: when[name] for name in when if name[-4:] in ("_max", "_min")} for when in conditions]
         largest = {name: 2 * max(size.get(name, 0) for size in sizes) for name in usual}
         all_sizes = (*sizes, {}, *({name: size} for name, size in largest.items() if size))
@@ -59,10 +80,10 @@ class Kind(NamedTuple):
 
 def kinds(family: str, target: str) -> list[Kind]:
     """Return the kinds of a family: float16 (bfloat16 uses its tiles), float32 by precision, and dtypes in rules."""
-    rules = launch.table(family)[target]
+    rules = rules_of(launch.table(family), target)
     if not rules:
         return []
-    if target == "interpreted":
+    if target in ("interpreted", CPU):
         return [Kind(family, target, torch.float32)]
     names = {name for rule in rules for name in rule.get("when", {}).get("dtype", ())}
     products = family in PRODUCTS or family.startswith(("conv_fft", "conv_split"))

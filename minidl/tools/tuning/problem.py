@@ -56,7 +56,7 @@ class Problem:
 
     def empty(self) -> Call:
         """Return the call on uninitialised inputs, for recording launches; for a GPU without memory if possible."""
-        reads_values = self.by_values or launch.target() == "interpreted"
+        reads_values = self.by_values or launch.ON_CPU
         return self._call(EmptyMake(SEED, self.dtype, "cpu" if reads_values else "meta"))
 
     def _call(self, make: Make) -> Call:

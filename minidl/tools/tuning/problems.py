@@ -23,7 +23,7 @@ from minidl.testing.specs import Case, Make
 from minidl.testing.specs import base as inputs_of
 from minidl.testing.specs.base import integers, tensors
 from minidl.tools.tuning import norms, products
-from minidl.tools.tuning.kind import Inputs, Kind, kinds
+from minidl.tools.tuning.kind import Inputs, Kind, kinds, rules_of
 from minidl.tools.tuning.problem import Call, Problem, kernel
 
 
@@ -59,7 +59,7 @@ def _rows(kind: Kind, spec: str, *wrt: int) -> Iterator[Problem]:
 
 def _long_rows(kind: Kind, spec: str, short: str, *wrt: int) -> Iterator[Problem]:
     """Yield rows that the family `short` cannot hold in one block."""
-    longest = max(rule["tile"]["BLOCK_N"] for rule in launch.table(short)[kind.target])
+    longest = max(rule["tile"]["BLOCK_N"] for rule in rules_of(launch.table(short), kind.target))
     for N in (2 * longest, 4 * longest, 2 * longest + 8):
         yield _row_problem(kind, spec, wrt, kind.rest(N), N)
 

@@ -17,11 +17,12 @@ from minidl.tools.first_line import first_line
 from minidl.tools.tuning import classes
 from minidl.tools.tuning.check import Check
 from minidl.tools.tuning.classes import ShapeClass
+from minidl.tools.tuning.kind import target
 from minidl.tools.tuning.search import Searcher, SearchResult, noise
 from minidl.tools.tuning.space import describe
 
 # More candidates compile in parallel; with fewer, the search follows the best tile sooner. Interpreting compiles none.
-CANDIDATES_PER_STEP, CANDIDATES_PER_STEP_INTERPRETED = 8, 2
+CANDIDATES_PER_STEP, CANDIDATES_PER_STEP_ON_CPU = 8, 2
 
 
 def select(family_words: Sequence[str], class_words: Sequence[str]) -> list[ShapeClass]:
@@ -33,7 +34,7 @@ def select(family_words: Sequence[str], class_words: Sequence[str]) -> list[Shap
         if not word or not any(word in family for family in launch.families()):
             raise ValueError(f"no kernel family's name contains {word!r}; known: {', '.join(launch.families())}")
     families = [f for f in launch.families() if not family_words or any(word in f for word in family_words)]
-    in_families = [each for family in families for each in classes.of_family(family, launch.target())]
+    in_families = [each for family in families for each in classes.of_family(family, target())]
     for word in class_words:
         if not word or not any(word in each.name for each in in_families):
             raise ValueError(f"no class of these families has {word!r} in its name; `minidl tune --list` shows them")
@@ -86,7 +87,7 @@ def run(
                     save(family, tables[family])
             console.print(line(result), markup=False, highlight=False, soft_wrap=True)
             bar.update(overall, advance=1)
-            if not launch.INTERPRETED:
+            if not launch.ON_CPU:
                 torch.cuda.empty_cache()
 
 
@@ -96,7 +97,7 @@ def _search(
     if not shape_class.problems:
         return SearchResult(shape_class)
     try:
-        step = CANDIDATES_PER_STEP_INTERPRETED if launch.INTERPRETED else CANDIDATES_PER_STEP
+        step = CANDIDATES_PER_STEP_ON_CPU if launch.ON_CPU else CANDIDATES_PER_STEP
         return Searcher(shape_class, check, default_device()).search(deadline, report, step)
     except (AssertionError, RuntimeError) as error:
         # Out of memory, or the current tile is wrong: the other classes can still be tuned.

@@ -79,7 +79,7 @@ class SearchResult:
 
 def noise() -> float:
     """Return the relative difference that two measurements of the same tile may have."""
-    return HOST_NOISE if launch.INTERPRETED else NOISE
+    return HOST_NOISE if launch.ON_CPU else NOISE
 
 
 class Searcher:
@@ -162,7 +162,7 @@ class Searcher:
         return trials
 
     def _clock(self, calls: Sequence[Call], tile: Tile) -> Clock:
-        if launch.INTERPRETED:
+        if launch.ON_CPU:
             return HostClock([under(self.shape_class, tile)(call) for call in calls])
         with under(self.shape_class, tile):
             return Replay(calls, whole_step=False)
@@ -178,7 +178,7 @@ class Searcher:
 
 
 def _calls(problem: Problem, device: torch.device | str) -> list[Call]:
-    """Return calls on enough inputs to exceed the L2 cache; one call for the interpreter."""
+    """Return calls on enough inputs to exceed the L2 cache; one call on a CPU."""
     case = problem.inputs(EmptyMake(SEED, problem.dtype))
-    sets = 1 if launch.INTERPRETED else input_sets(sum(t.nbytes for t in case.tensors()))
+    sets = 1 if launch.ON_CPU else input_sets(sum(t.nbytes for t in case.tensors()))
     return [problem.call(SEED + i, device) for i in range(sets)]

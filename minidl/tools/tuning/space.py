@@ -10,6 +10,7 @@ from minidl.runtime import launch
 from minidl.runtime.launch import Tile
 from minidl.runtime.tile_tables import FLAGS
 
+CPU = "cpu"  # the target of kernels that are compiled for the CPU
 # Families of matrix products: tl.dot needs blocks of 16 or more, and more than 256 fills the registers.
 PRODUCTS = {
     "attention_64", "attention_128", "attention_256", "attention_grad_64", "attention_grad_128", "attention_grad_256",
@@ -31,21 +32,21 @@ ACCUMULATORS = 128 * 256  # of a product's block
 LARGEST_BLOCK = 2**15  # elements of any other block on a GPU
 LARGEST_INTERPRETED = 2**20  # Triton refuses larger ones
 # The largest distance of a size from the current one, in powers of two.
-REACH, REACH_INTERPRETED = 3, 4
+REACH, REACH_ON_CPU = 3, 4
 WARPS, MATRIX_WARPS, STAGES = (1, 2, 4, 8, 16, 32), (4, 8), (2, 3, 4, 5)
 
 
 def candidates(family: str, target: str, present: Tile) -> list[Tile]:
     """Return every other tile to try instead of `present`, the nearest first.
 
-    On a GPU, block sizes, warps, the flags of a kernel and, for products (whose loads are pipelined), stages vary. The
-    interpreter uses only blocks.
+    On a GPU, block sizes, warps, the flags of a kernel and, for products (whose loads are pipelined), stages vary. A
+    CPU uses only blocks.
     """
-    interpreted = target == "interpreted"
-    ranges = [tuple(_range(family, name, size, interpreted)) for name, size in present.sizes.items()]
+    on_cpu = target in ("interpreted", CPU)
+    ranges = [tuple(_range(family, name, size, on_cpu)) for name, size in present.sizes.items()]
     warps: Sequence[int] = WARPS
     stages: Sequence[int] = (present.num_stages,)
-    if interpreted:
+    if on_cpu:
         warps = (present.num_warps,)
     elif family in PRODUCTS:
         warps, stages = MATRIX_WARPS, STAGES
@@ -53,7 +54,7 @@ def candidates(family: str, target: str, present: Tile) -> list[Tile]:
         stages = sorted({1, *STAGES, present.num_stages})
     every = itertools.product(itertools.product(*ranges), warps, stages)
     tiles = [Tile(dict(zip(present.sizes, sizes, strict=True)), w, s) for sizes, w, s in every]
-    tiles = [tile for tile in tiles if tile != present and _fits(family, tile, present, interpreted)]
+    tiles = [tile for tile in tiles if tile != present and _fits(family, tile, present, on_cpu)]
     return nearest(tiles, present)
 
 
@@ -69,25 +70,25 @@ def distance(a: Tile, b: Tile) -> float:
     return sum(abs(math.log2(x / y)) for x, y in doubled) + flags + abs(a.num_stages - b.num_stages)
 
 
-def _range(family: str, name: str, present: int, interpreted: bool) -> Iterator[int]:
-    if name in FIXED.get(family, ()) or (interpreted and not name.startswith("BLOCK")):
+def _range(family: str, name: str, present: int, on_cpu: bool) -> Iterator[int]:
+    if name in FIXED.get(family, ()) or (on_cpu and not name.startswith("BLOCK")):
         yield present
     elif name in FLAGS:
         yield from sorted({*FLAGS[name], present})
     else:
-        reach = REACH_INTERPRETED if interpreted else REACH
+        reach = REACH_ON_CPU if on_cpu else REACH
         least = 16 if family in PRODUCTS or family == "conv_fft" else 1
-        most = LARGEST_PRODUCT if family in PRODUCTS and not interpreted else LARGEST_INTERPRETED
+        most = LARGEST_PRODUCT if family in PRODUCTS and not on_cpu else LARGEST_INTERPRETED
         for step in range(-reach, reach + 1):
             size = int(present * 2.0**step)
             if min(least, present) <= size <= max(most, present):
                 yield size
 
 
-def _fits(family: str, tile: Tile, present: Tile, interpreted: bool) -> bool:
+def _fits(family: str, tile: Tile, present: Tile, on_cpu: bool) -> bool:
     """Return whether the block is small enough to compile: within the limits, or no larger than the current one."""
-    if interpreted or family not in PRODUCTS:
-        largest = LARGEST_INTERPRETED if interpreted else LARGEST_BLOCK
+    if on_cpu or family not in PRODUCTS:
+        largest = LARGEST_INTERPRETED if on_cpu else LARGEST_BLOCK
         return _elements(family, tile) <= max(largest, _elements(family, present))
     return tile.sizes.get("BLOCK_M", 1) * tile.sizes.get("BLOCK_N", 1) <= ACCUMULATORS
 
@@ -99,5 +100,5 @@ def _elements(family: str, tile: Tile) -> int:
 
 
 def describe(tile: Tile) -> str:
-    """Return the tile as text, without warps and stages for the interpreter."""
-    return str(tile).partition(" warps=")[0] if launch.target() == "interpreted" else str(tile)
+    """Return the tile as text, without warps and stages on a CPU."""
+    return str(tile).partition(" warps=")[0] if launch.ON_CPU else str(tile)

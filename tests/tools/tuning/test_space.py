@@ -27,7 +27,7 @@ def test_no_side_of_a_product_is_beyond_what_tensor_cores_take(family):
     for present in launch.tiles(family, "sm_90"):
         for name, size in present.sizes.items():
             if name.startswith("BLOCK"):
-                assert max(space._range(family, name, size, interpreted=False)) <= 256
+                assert max(space._range(family, name, size, on_cpu=False)) <= 256
 
 
 def test_the_nearest_come_first_and_all_there_is_varies():
