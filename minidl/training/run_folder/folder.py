@@ -84,7 +84,7 @@ class RunFolder:
                 f"{self.path} was written by an earlier version of minidl and has no {MANIFEST}: files of another run "
                 "cannot be detected"
             )
-        sums, config = None if manifest is None else manifest.files, {**TASKS[kind].settings.earlier, **config}
+        sums, config = None if manifest is None else manifest.files, config | {**TASKS[kind].settings.earlier, **config}
         run = SavedRun(self.path, identity, documents, sums, kind, config, data_sha256, report is not None, notes)
         if not run.is_own(CONFIG, raw):
             raise changed(path)
