@@ -91,10 +91,9 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # s
             if value is not None and name not in ("validation_fraction", "random_state", "verbose")
         }  # fmt: skip
         values["hidden"] = [values["hidden"]] if isinstance(values["hidden"], int) else list(values["hidden"])
-        momentum = self.momentum if self.optimizer == "sgd" else None
         return TrainText(
             **{
-                **text_defaults.text(texts, len(self.classes_), momentum),
+                **text_defaults.of_settings(self, texts, len(self.classes_)),
                 **values,
                 "data": "X",
                 "out": Path("X"),

@@ -1,4 +1,4 @@
-"""The classifier of scikit-learn: fits, answers, refuses, and stands in its tools."""
+"""The text classifier as an estimator of scikit-learn: fits, predictions, errors, pipelines and searches."""
 
 import copy
 
@@ -42,11 +42,11 @@ def test_it_learns_and_answers(fitted):
 
 def test_the_same_seed_gives_the_same_bits_and_leaves_the_random_state(fitted):
     state, torch_state = random.get_state(), torch.get_rng_state()
-    again = clone(fitted).fit(TEXTS, LABELS)
+    second = clone(fitted).fit(TEXTS, LABELS)
     assert random.get_state() == state
     assert torch.equal(torch.get_rng_state(), torch_state)
-    assert all((again.weights_[name] == weight).all() for name, weight in fitted.weights_.items())
-    assert (again.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)).all()
+    assert all((second.weights_[name] == weight).all() for name, weight in fitted.weights_.items())
+    assert (second.predict_proba(TEXTS) == fitted.predict_proba(TEXTS)).all()
 
 
 def test_a_copy_answers_alike(fitted):

@@ -62,10 +62,10 @@ def test_the_error_is_that_of_its_definition(pairs):
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=30), st.floats(0, 1))
 def test_answers_above_a_threshold(pairs, threshold):
     confidence, right = np.array([p for p, _ in pairs]), np.array([r for _, r in pairs])
-    kept = [r for p, r in pairs if round(p, 6) >= threshold]
+    answered = [r for p, r in pairs if round(p, 6) >= threshold]
     entry = calibration.answered(confidence, right, threshold)
-    assert entry["coverage"] == pytest.approx(len(kept) / len(pairs))
-    assert entry["accuracy"] == (pytest.approx(sum(kept) / len(kept)) if kept else None)
+    assert entry["coverage"] == pytest.approx(len(answered) / len(pairs))
+    assert entry["accuracy"] == (pytest.approx(sum(answered) / len(answered)) if answered else None)
 
 
 @given(st.floats(0.05, 20))

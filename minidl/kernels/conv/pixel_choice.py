@@ -143,8 +143,8 @@ def flat(C: int, taps: int) -> bool:
 
     On a CPU single elements of an image cost more than an empty block.
     """
-    few = 2 if launch.COMPILED_CPU else 16
-    return taps > 1 and few > C
+    least_channels = 2 if launch.COMPILED_CPU else 16
+    return taps > 1 and least_channels > C
 
 
 def taps_inner(problem: Problem) -> bool:

@@ -92,7 +92,7 @@ class _WatchedRule(dict[str, Any]):
 
 
 def with_tile(table: Table, target: str, index: int, tile: Tile) -> Table:
-    """Return the table with another tile in one rule; the CPU gets rules of its own."""
+    """Return the table with another tile in one rule; a table without rules for the CPU gets them."""
     rules = [dict(rule) for rule in kind.rules_of(table, target)]
     rules[index]["tile"] = dict(tile.sizes)
     if target not in ("interpreted", space.CPU):

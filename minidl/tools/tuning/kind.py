@@ -24,12 +24,12 @@ def target() -> str:
 
 
 def recorded(target: str) -> str | None:
-    """Return the target for `launch.record`, None for that of this process."""
+    """Return the target that `launch.record` takes: None stands for the target of this process."""
     return None if target == CPU else target
 
 
 def rules_of(table: Table, target: str) -> list[dict[str, Any]]:
-    """Return the rules of a table; without rules of its own the CPU has those of its plans' target."""
+    """Return the rules of a table; a table without rules for the CPU returns those that its plans use."""
     if target in table or target != CPU:
         return list(table[target])
     return [

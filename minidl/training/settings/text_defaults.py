@@ -21,6 +21,11 @@ _MOST_SMOOTHED = 100_000  # with more texts, label smoothing does not improve th
 _SGD, _MOST_SGD = 15.0, 5.0
 
 
+def of_settings(config: Any, texts: int, classes: int) -> dict[str, Any]:
+    """Return `text` for the optimizer of the settings."""
+    return text(texts, classes, config.momentum if config.optimizer == "sgd" else None)
+
+
 def text(texts: int, classes: int, momentum: float | None = None) -> dict[str, Any]:
     """Return epochs, batch size, learning rate and label smoothing for `texts` training texts.
 

@@ -73,8 +73,7 @@ class TextTask(Task[TrainText]):
 
     def settled(self, config: TrainText, dataset: CorpusDataset) -> TrainText:
         """Return the settings with defaults that suit the number of texts."""
-        momentum = config.momentum if config.optimizer == "sgd" else None
-        defaults = text_defaults.text(len(dataset.train), len(dataset.labels), momentum)
+        defaults = text_defaults.of_settings(config, len(dataset.train), len(dataset.labels))
         missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
         return TrainText(**{**dict(config), **missing}) if missing else config
 
