@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
+import inspect
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,9 +96,14 @@ class Layer(Accelerated):
         methods = cls._minidl_watched_methods
         cls._minidl_original_methods = tuple((name, _original(torch_class, name)) for name in methods)
         original = torch_class.forward
+        parameters = list(inspect.signature(original).parameters)[1:]
 
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for name in parameters[len(args) :]:
+                if name not in kwargs:
+                    break
+                args = *args, kwargs.pop(name)
             if kwargs or not self._minidl_takes(*args):
                 return torch_class.forward(self, *args, **kwargs)
             return self._minidl_forward(*args)

@@ -168,6 +168,27 @@ def test_recurrent_layers(device, kind, options):
     assert mt.report(projected)[0].note == "proj_size"
 
 
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        (lambda: nn.Conv2d(3, 4, 3), {"input": (2, 3, 5, 5)}),
+        (lambda: nn.Linear(3, 4), {"input": (2, 3)}),
+        (lambda: nn.GRU(3, 4), {"hx": (1, 2, 4), "input": (5, 2, 3)}),
+    ],
+)
+def test_inputs_by_name_take_the_operator(device, make, inputs):
+    ours, theirs, _ = _pair(make, device)
+    tensors = {name: torch.randn(shape, dtype=torch.float64, device=device) for name, shape in inputs.items()}
+    launched = []
+    with launch.watch(lambda kernel, grid, args, meta, go: (launched.append(kernel), go())):
+        y = ours(**tensors)
+    assert launched
+    y, expected = (each[0] if isinstance(each, tuple) else each for each in (y, theirs(**tensors)))
+    _close(y, expected)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'images'"):
+        ours(images=tensors["input"])
+
+
 def test_results_do_not_depend_on_the_batch(device):
     torch.manual_seed(0)
     convolutions = nn.Sequential(

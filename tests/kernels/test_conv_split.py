@@ -8,7 +8,7 @@ from minidl.kernels import conv
 from minidl.kernels.conv import split_box, split_grad_weight
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
-from minidl.runtime import launch
+from minidl.runtime import launch, tiles
 from tests.battery import default_device
 
 # Kernel, stride, padding, dilation, groups.
@@ -65,6 +65,33 @@ def test_several_tiles_and_shares():
     assert ((dw.double() - exact).abs() <= 1e-4 * total).all()
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_part_is_the_nearest_tf32_number(name):
+    x, w, dy, geometry = tensors(name)
+    exact, total = gradient(x, w, dy, name)
+    with launch.in_precision("tf32"):
+        dw = conv.grad_weight(x, dy, geometry, form="split")
+    pixels = len(x) * dy.shape[2] * dy.shape[3]
+    assert ((dw.double() - exact).abs() <= (2.0**-10 + 2.0**-20 + (pixels + 2) * 2.0**-23) * total).all()
+
+
+@pytest.mark.parametrize(("images", "slices"), [(6, 3), (7, 7), (4, 2)])
+@pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
+def test_slices_of_images(monkeypatch, images, slices, precision):
+    x, w, dy, geometry = tensors("strides", N=images)
+    exact, total = gradient(x, w, dy, "strides")
+    with launch.in_precision(precision):
+        whole = conv.grad_weight(x, dy, geometry, form="split")
+        problem = Problem(GRAD_WEIGHT, geometry, images, 8, 12, torch.float32, precision, form="split")
+        monkeypatch.setattr(split_grad_weight.split, "MOST", split_grad_weight._written(problem._replace(N=2)))
+        tiles.forget()
+        assert split_grad_weight.prepare(problem).slices == slices
+        dw = conv.grad_weight(x, dy, geometry, form="split")
+    tiles.forget()
+    for each in (whole, dw):
+        assert ((each.double() - exact).abs() <= (1e-3 if precision == "tf32" else 1e-5) * total).all()
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
 def test_a_pixel_that_is_not_finite_reaches_its_channel_alone(value):
     x, w, dy, geometry = tensors("3x3")
@@ -94,9 +121,12 @@ def test_parts_beyond_the_limit_are_left_to_other_forms():
     problem = Problem(
         GRAD_WEIGHT, geometry, 32, 64, 64, torch.float32, "tf32x3", target="sm_90", processors=132
     )  # fmt: skip
-    assert "more than 2 GiB" in split_grad_weight.able(problem)
-    assert split_grad_weight.able(problem._replace(N=8))
-    assert "not float32" in split_grad_weight.able(problem._replace(precision="tf32", N=8))
+    assert split_grad_weight.able(problem)
+    assert split_grad_weight.prepare(problem).slices == 2
+    assert split_grad_weight.prepare(problem._replace(precision="tf32")).slices == 1
+    assert "not float32" in split_grad_weight.able(problem._replace(precision="ieee"))
+    large = Geometry.of((20000, 20000), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    assert "more than 2 GiB" in split_grad_weight.able(problem._replace(geometry=large, N=2))
     forward = problem._replace(direction=FORWARD, form="split")
     assert "more than 2 GiB" in split_box.able(forward._replace(N=128))
     assert split_box.able(forward)

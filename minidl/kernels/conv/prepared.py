@@ -47,11 +47,20 @@ class Shares(NamedTuple):
 
     def run(self, dy: torch.Tensor, *others: Any) -> torch.Tensor:
         """Return the gradient: the partial sums of all shares, added in a fixed order."""
-        dtype = dy.dtype if self.number == 1 else launch.acc_torch(dy.dtype)
-        partial = torch.empty(self.number, math.prod(self.shape), dtype=dtype, device=dy.device)
+        partial = self.partial(dy.dtype, dy.device)
         self.launch.run(dy, *others, partial)
-        if self.sum is None or self.number == 1:
-            return gemm.sum_shares(partial, dy.dtype).view(self.shape)
-        total = torch.empty(self.shape, dtype=dy.dtype, device=dy.device)
+        return self.total(partial, dy.dtype)
+
+    def partial(self, dtype: torch.dtype, device: torch.device, slices: int = 1) -> torch.Tensor:
+        """Return an uninitialised tensor for the partial sums of all shares of `slices` launches."""
+        shares = slices * self.number
+        dtype = dtype if shares == 1 else launch.acc_torch(dtype)
+        return torch.empty(shares, math.prod(self.shape), dtype=dtype, device=device)
+
+    def total(self, partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the sum of the shares."""
+        if self.sum is None or len(partial) == 1:
+            return gemm.sum_shares(partial, dtype).view(self.shape)
+        total = torch.empty(self.shape, dtype=dtype, device=partial.device)
         self.sum.run(partial, total)
         return total

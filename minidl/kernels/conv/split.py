@@ -19,7 +19,7 @@ import triton.language as tl
 
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.prepared import Copy
-from minidl.kernels.conv.problem import Problem, Unsupported
+from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Unsupported
 from minidl.kernels.gemm.parts import nearest_tf32
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -29,7 +29,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 class Places(NamedTuple):
-    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [2, remainders, GROUPS, columns, C, places].
+    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [parts, remainders, GROUPS, columns, C, places].
 
     The place (n, h, w), of N x height x width, of remainder a and column j is the pixel (n, first_h + a + h step_h,
     first_w + j tap_w + w step_w), or zero if there is none. Rows of places are `pitch` values apart.
@@ -97,10 +97,11 @@ def conv_split_kernel(p_x, p_parts, total, EARLY: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def conv_split_across_kernel(
-    p_x, p_parts, part, places, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    p_x, p_parts, part, places,
+    PARTS: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write parts [2, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C], see `Places`; the
-    parts are `part` values apart."""
+    """Write parts [PARTS, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C] or hi alone, see
+    `Places`; the parts are `part` values apart."""
     wait(EARLY)
     N, H, W, GROUPS, C, height, width, first_h, step_h, _, first_w, step_w, tap_w, columns, pitch = places
     count = N * height * width
@@ -120,7 +121,8 @@ def conv_split_across_kernel(
     o_to = o_to.to(tl.int64)[:, None] * pitch + o_p[None, :]
     m_to = m_c[:, None] & (o_p < count)[None, :]
     tl.store(p_parts + o_to, b_hi.T, mask=m_to)
-    tl.store(p_parts + part + o_to, b_lo.T, mask=m_to)
+    if PARTS == 2:
+        tl.store(p_parts + part + o_to, b_lo.T, mask=m_to)
 
 
 def able(problem: Problem, size: int) -> bool | Unsupported:
@@ -129,7 +131,14 @@ def able(problem: Problem, size: int) -> bool | Unsupported:
         return Unsupported("parts of more than 2 GiB")
     if problem.target == "interpreted" and problem.dtype == torch.float32:
         return problem.form == "split" or Unsupported("nothing gained by the interpreter")
-    return problem.splits or Unsupported("not float32 in three tf32 products on sm_90")
+    if problem.direction == GRAD_WEIGHT and problem._replace(precision="tf32x3").splits and problem.precision == "tf32":
+        return True
+    return problem.splits or Unsupported("not float32 in tf32 products on sm_90")
+
+
+def parts(problem: Problem) -> int:
+    """Return the number of parts of an operand: hi alone for the precision "tf32"."""
+    return 1 if problem.precision == "tf32" else 2
 
 
 def copy_time(problem: Problem, size: float) -> float:
@@ -147,12 +156,12 @@ def prepare(problem: Problem, shape: tuple[int, ...]) -> Copy:
 
 
 def prepare_across(problem: Problem, places: Places) -> Copy:
-    """Return the copy of images to parts [2, rows, pitch]."""
+    """Return the copy of images to parts [parts, rows, pitch]."""
     channels = places.GROUPS * places.C
     tile = problem.tile("conv_split_across", floor=1, M=places.length, N=channels)
     grid = launch.cdiv(places.length, tile["BLOCK_M"]) * launch.cdiv(channels, tile["BLOCK_N"])
     copies = places.remainders * places.columns
-    meta = {**dependent_launch.options(grid * copies, problem.target), **tile.options}
+    shape = parts(problem), places.rows, places.pitch
+    meta = {"PARTS": shape[0], **dependent_launch.options(grid * copies, problem.target), **tile.options}
     scalars = places.rows * places.pitch, places
-    shape = 2, places.rows, places.pitch
     return Copy(shape, launch.Prepared(conv_split_across_kernel, (grid, copies), scalars, meta))

@@ -1,12 +1,15 @@
-"""The "split" weight gradient: float32 in two tf32 parts, of which channels are rows and pixels the K of a GEMM.
+"""The "split" weight gradient: float32 in tf32 parts, of which channels are rows and pixels the K of a GEMM.
 
-    dy  [2, M, places]                x  [2, columns of taps * C, places]
+    dy  [parts, M, places]            x  [parts, columns of taps * C, places]
     m | .. dy(place) .. |   x   (j_w, c) | .. x(place, shifted by j_w; + j_h rows) .. |^T   ->   partial[share, m, j, c]
 
 Tensor cores read tf32 along K alone, so the copies that split (`split`) also put the pixels of a channel side by side,
 in places that are the same for x and dy. Boxes begin at a multiple of 16 bytes: x is copied once for each column of
 taps, and a row of taps is a distance of whole rows, whose lengths are multiples of 4. An image has as many rows of
 zeros as taps reach beyond it. With a stride s down, x is also copied once for each remainder of its rows modulo s.
+Copies of more than `split.MOST` bytes are made in slices of the images, one after another.
+
+The precision "tf32" has one part, the nearest tf32 numbers.
 
 Such zeros of dy are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its
 channel.
@@ -54,12 +57,13 @@ class Grid(NamedTuple):
 
 
 class SplitTile(NamedTuple):
-    """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places."""
+    """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places; PARTS of operands."""
 
     BLOCK_M: int
     BLOCK_N: int
     BLOCK_K: int
     ACC: Any
+    PARTS: Any
 
 
 @triton.jit
@@ -93,16 +97,20 @@ def conv_split_grad_weight_kernel(
     tl.assume(steps > 0)
     for i in range(steps):
         b_dy = d_dy.load([o_m, k + i * BLOCK_K])  # [BLOCK_M, BLOCK_K]
-        b_dy_lo = d_dy.load([lo_m + o_m, k + i * BLOCK_K])
         b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T  # [BLOCK_K, BLOCK_N]
-        b_x_lo = d_x.load([lo_n + o_n, k_x + i * BLOCK_K]).T
-        b_acc = split_product(b_dy, b_dy_lo, b_x, b_x_lo, b_acc, tile.ACC)
-    b_hi = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    for i in range(steps * not_finite(b_acc)):
-        b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T
-        b_dy = d_dy.load([o_m, k + i * BLOCK_K])
-        b_hi = tl.dot(b_dy, b_x, b_hi, input_precision="tf32", out_dtype=tile.ACC)
-    b_acc = tl.where(tl.abs(b_acc) < split.INFINITY, b_acc, b_hi)
+        if tile.PARTS == 1:
+            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision="tf32", out_dtype=tile.ACC)
+        else:
+            b_dy_lo = d_dy.load([lo_m + o_m, k + i * BLOCK_K])
+            b_x_lo = d_x.load([lo_n + o_n, k_x + i * BLOCK_K]).T
+            b_acc = split_product(b_dy, b_dy_lo, b_x, b_x_lo, b_acc, tile.ACC)
+    if tile.PARTS == 2:
+        b_hi = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
+        for i in range(steps * not_finite(b_acc)):
+            b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T
+            b_dy = d_dy.load([o_m, k + i * BLOCK_K])
+            b_hi = tl.dot(b_dy, b_x, b_hi, input_precision="tf32", out_dtype=tile.ACC)
+        b_acc = tl.where(tl.abs(b_acc) < split.INFINITY, b_acc, b_hi)
     r_m = m + tl.arange(0, BLOCK_M)
     r_n = n + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * N)
@@ -111,51 +119,57 @@ def conv_split_grad_weight_kernel(
 
 
 class Prepared(NamedTuple):
-    """The copies of dy and of x to parts, and the product."""
+    """The copies of dy and of x to parts, and the product, for each of `slices` of the images."""
 
     dy: Copy
     x: Copy
     product: Shares
+    slices: int
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    x, dy = _places(problem)
+    x, _ = _places(_slice(problem)[0])
     return (
-        split.able(problem, 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch)
+        split.able(problem, _written(_slice(problem)[0]))
         and (problem.boxes(x.pitch) or NO_BOXES)
         and (x.remainders * x.columns <= COPIES or Unsupported("more copies than a grid has rows"))
     )
 
 
 def estimate(problem: Problem) -> float:
-    x, dy = _places(problem)
-    written = 2 * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
+    problem, slices = _slice(problem)
+    written = _written(problem)
     copies = costs.copy_time(problem, written) + costs.copy_time(problem, costs.moved(problem))
     odd = problem.groups > 1 or problem.C % LANES or problem.M % LANES
     copies = copies * (SCATTERED if odd else 1.0) + LAUNCHES
-    return copies + costs.launch_time(problem, _cut(problem).microseconds, written)
+    return slices * (copies + costs.launch_time(problem, _cut(problem).microseconds, written))
 
 
 def prepare(problem: Problem) -> Prepared:
+    problem, slices = _slice(problem)
     x, dy = _places(problem)
-    tile, shares = tile_of(problem), _cut(problem).shares
+    tile, shares, parts = tile_of(problem), _cut(problem).shares, split.parts(problem)
     steps = launch.cdiv(launch.cdiv(x.length, tile["BLOCK_K"]), shares)
     grid = Grid(problem.M, problem.groups, x.width, steps, problem.at.down.in_start - x.first_h, x.remainders)
     meta = {
-        "taps": Taps.of(problem), "tile": tile.record(SplitTile, ACC=launch.acc(problem.dtype)),
+        "taps": Taps.of(problem), "tile": tile.record(SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts),
         **dependent_launch.options(target=problem.target), **tile.launch_options,
     }  # fmt: skip
     boxes = (
-        Box((2 * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
-        Box((2 * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
+        Box((parts * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
+        Box((parts * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
     )
     product = launch.Prepared(conv_split_grad_weight_kernel, (_tiles(problem, tile) * shares,), (grid,), meta, boxes)
-    copies = split.prepare_across(problem, dy), split.prepare_across(problem, x)
-    return Prepared(*copies, Shares(product, shares, problem.shape))
+    copies = (split.prepare_across(problem, places) for places in (dy, x))
+    return Prepared(*copies, Shares(product, shares, problem.shape), slices)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    return prepared.product.run(prepared.dy.run(t.w), prepared.x.run(t.x))
+    dy, x, product, slices = prepared
+    partial = product.partial(t.w.dtype, t.w.device, slices)
+    for part_dy, part_x, part in zip(t.w.chunk(slices), t.x.chunk(slices), partial.chunk(slices), strict=True):
+        product.launch.run(dy.run(part_dy), x.run(part_x), part)
+    return product.total(partial, t.w.dtype)
 
 
 def tile_of(problem: Problem) -> launch.Tile:
@@ -185,6 +199,19 @@ def _shares(problem: Problem, tile: launch.Tile) -> costs.Split:
     throughput = tile_throughput.of_split(problem, tile)
     work = costs.Work(_tiles(problem, tile), steps, throughput, "weight", values=values)
     return costs.in_shares(problem, work, blocks, LEAST)
+
+
+def _slice(problem: Problem) -> tuple[Problem, int]:
+    """Return the problem of as many images as have copies of at most `split.MOST` bytes, and the number of slices."""
+    least = launch.cdiv(_written(problem), split.MOST)
+    slices = next((n for n in range(least, problem.N + 1) if problem.N % n == 0), problem.N) if least > 1 else 1
+    return problem._replace(N=problem.N // max(1, slices)), slices
+
+
+def _written(problem: Problem) -> int:
+    """Return the bytes of the copies."""
+    x, dy = _places(problem)
+    return split.parts(problem) * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
 
 
 def _places(problem: Problem) -> tuple[Places, Places]:
