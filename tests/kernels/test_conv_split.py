@@ -20,6 +20,10 @@ SHAPES = {
     "a stride that begins inside the padding": ((1, 3), (3, 1), (1, 1), (1, 1), 1),
     "dilation": ((3, 2), (1, 1), (2, 3), (2, 3), 1),
     "dilation and strides": ((3, 3), (2, 2), (2, 2), (3, 1), 1),
+    "1x1": ((1, 1), (1, 1), (0, 0), (1, 1), 1),
+    "1x1 of groups": ((1, 1), (1, 1), (0, 0), (1, 1), 3),
+    "a row": ((1, 4), (1, 1), (0, 2), (1, 1), 1),
+    "a row with padding above": ((1, 2), (1, 1), (2, 0), (1, 2), 1),
     "groups": ((3, 3), (1, 1), (1, 1), (1, 1), 4),
     "groups and strides": ((2, 3), (2, 1), (1, 1), (1, 1), 2),
 }
@@ -46,7 +50,10 @@ def gradient(x, w, dy, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("sizes", [{}, {"N": 1, "C": 1, "M": 1}, {"N": 5, "C": 33, "M": 70, "size": (7, 9)}])
+@pytest.mark.parametrize(
+    "sizes",
+    [{}, {"N": 1, "C": 1, "M": 1}, {"N": 5, "C": 33, "M": 70, "size": (7, 9)}, {"C": 40, "M": 36, "size": (7, 5)}],
+)
 def test_the_weight_gradient_drops_at_most_the_product_of_the_lower_parts(name, sizes):
     x, w, dy, geometry = tensors(name, **sizes)
     exact, total = gradient(x, w, dy, name)

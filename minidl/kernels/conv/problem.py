@@ -246,7 +246,12 @@ class Problem(NamedTuple):
     @property
     def splits(self) -> bool:
         """Return whether float32 products are three tf32 products, for which forms were measured too."""
-        return self.dtype == torch.float32 and self.precision == "tf32x3" and self.target == "sm_90"
+        return self.precision == "tf32x3" and self.on_tf32_cores
+
+    @property
+    def on_tf32_cores(self) -> bool:
+        """Return whether float32 products are tf32 products, once or three times, of a device that was measured."""
+        return self.dtype == torch.float32 and self.precision != "ieee" and self.target == "sm_90"
 
     @property
     def constants(self) -> dict[str, Any]:

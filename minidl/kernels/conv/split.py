@@ -113,7 +113,7 @@ def conv_split_across_kernel(
     o_h = o_p // width % height * step_h + first_h + i_remainder
     o_w = o_p % width * step_w + first_w + j * tap_w
     o_row = ((o_p // (width * height)).to(tl.int64) * H + o_h) * W + o_w
-    m_p = (o_p < count) & (o_h < H) & (o_w >= 0) & (o_w < W)
+    m_p = (o_p < count) & (o_h >= 0) & (o_h < H) & (o_w >= 0) & (o_w < W)
     m_c = o_c < GROUPS * C
     b_x = tl.load(p_x + o_row[:, None] * (GROUPS * C) + o_c[None, :], mask=m_p[:, None] & m_c[None, :], other=0.0)
     b_hi, b_lo = split(b_x)  # [BLOCK_M, BLOCK_N]
@@ -131,9 +131,8 @@ def able(problem: Problem, size: int) -> bool | Unsupported:
         return Unsupported("parts of more than 2 GiB")
     if problem.target == "interpreted" and problem.dtype == torch.float32:
         return problem.form == "split" or Unsupported("nothing gained by the interpreter")
-    if problem.direction == GRAD_WEIGHT and problem._replace(precision="tf32x3").splits and problem.precision == "tf32":
-        return True
-    return problem.splits or Unsupported("not float32 in tf32 products on sm_90")
+    measured = problem.on_tf32_cores if problem.direction == GRAD_WEIGHT else problem.splits
+    return measured or Unsupported("not float32 in tf32 products on sm_90")
 
 
 def parts(problem: Problem) -> int:

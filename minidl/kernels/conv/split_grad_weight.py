@@ -11,6 +11,9 @@ Copies of more than `split.MOST` bytes are made in slices of the images, one aft
 
 The precision "tf32" has one part, the nearest tf32 numbers.
 
+With a single row of taps dy is read where it lies, as blocks of pixels that are split and transposed in registers; if a
+product of pixels (1x1) has more input channels than output channels, x is ("turned").
+
 Such zeros of dy are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its
 channel.
 """
@@ -57,13 +60,30 @@ class Grid(NamedTuple):
 
 
 class SplitTile(NamedTuple):
-    """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places; PARTS of operands."""
+    """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places; PARTS of operands.
+
+    IN_PLACE  whether dy is [places, GROUPS * M]
+    TURNED    whether dy and x are exchanged, so that the result is transposed
+    """
 
     BLOCK_M: int
     BLOCK_N: int
     BLOCK_K: int
     ACC: Any
     PARTS: Any
+    IN_PLACE: Any
+    TURNED: Any
+
+
+@triton.jit
+def _load_rows(d_dy, o_m, lo_m, o_k, tile: tl.constexpr):
+    """Return hi and lo of dy [BLOCK_M, BLOCK_K]."""
+    if tile.IN_PLACE:
+        b_hi, b_lo = split.split(d_dy.load([o_k, o_m]))
+        return b_hi.T, b_lo.T
+    else:
+        b_hi = d_dy.load([o_m, o_k])
+        return b_hi, b_hi if tile.PARTS == 1 else d_dy.load([lo_m + o_m, o_k])
 
 
 @triton.jit
@@ -96,79 +116,93 @@ def conv_split_grad_weight_kernel(
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     tl.assume(steps > 0)
     for i in range(steps):
-        b_dy = d_dy.load([o_m, k + i * BLOCK_K])  # [BLOCK_M, BLOCK_K]
+        b_dy, b_dy_lo = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)  # [BLOCK_M, BLOCK_K]
         b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T  # [BLOCK_K, BLOCK_N]
         if tile.PARTS == 1:
             b_acc = tl.dot(b_dy, b_x, b_acc, input_precision="tf32", out_dtype=tile.ACC)
         else:
-            b_dy_lo = d_dy.load([lo_m + o_m, k + i * BLOCK_K])
             b_x_lo = d_x.load([lo_n + o_n, k_x + i * BLOCK_K]).T
             b_acc = split_product(b_dy, b_dy_lo, b_x, b_x_lo, b_acc, tile.ACC)
     if tile.PARTS == 2:
         b_hi = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
         for i in range(steps * not_finite(b_acc)):
+            b_dy, _ = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)
             b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T
-            b_dy = d_dy.load([o_m, k + i * BLOCK_K])
             b_hi = tl.dot(b_dy, b_x, b_hi, input_precision="tf32", out_dtype=tile.ACC)
         b_acc = tl.where(tl.abs(b_acc) < split.INFINITY, b_acc, b_hi)
     r_m = m + tl.arange(0, BLOCK_M)
     r_n = n + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * N)
-    p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * N) + j * N + r_n[None, :]
+    if tile.TURNED:
+        p_partial += (i_group * N + r_n).to(tl.int64)[None, :] * M + r_m[:, None]
+    else:
+        p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * N) + j * N + r_n[None, :]
     tl.store(p_partial, b_acc, mask=(r_m < M)[:, None] & (r_n < N)[None, :])
 
 
 class Prepared(NamedTuple):
-    """The copies of dy and of x to parts, and the product, for each of `slices` of the images."""
+    """The copies of dy (None in place) and of x to parts, and the product, for each of `slices` of the images."""
 
-    dy: Copy
+    dy: Copy | None
     x: Copy
     product: Shares
     slices: int
+    turned: bool
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    x, _ = _places(_slice(problem)[0])
+    part, _, _ = _part(problem)
+    x, dy = _places(part)
     return (
-        split.able(problem, _written(_slice(problem)[0]))
+        split.able(part, _written(part))
         and (problem.boxes(x.pitch) or NO_BOXES)
+        and (dy is not None or problem.boxes(problem.groups * part.M) or NO_BOXES)
         and (x.remainders * x.columns <= COPIES or Unsupported("more copies than a grid has rows"))
     )
 
 
 def estimate(problem: Problem) -> float:
-    problem, slices = _slice(problem)
-    written = _written(problem)
-    copies = costs.copy_time(problem, written) + costs.copy_time(problem, costs.moved(problem))
+    problem, slices, _ = _part(problem)
+    written, (OH, OW) = _written(problem), problem.written
+    in_place = 0 if _places(problem)[1] else problem.N * OH * OW * problem.groups * problem.M * problem.dtype.itemsize
+    copies = costs.copy_time(problem, written) + costs.copy_time(problem, costs.moved(problem) - in_place)
     odd = problem.groups > 1 or problem.C % LANES or problem.M % LANES
     copies = copies * (SCATTERED if odd else 1.0) + LAUNCHES
-    return slices * (copies + costs.launch_time(problem, _cut(problem).microseconds, written))
+    return slices * (copies + costs.launch_time(problem, _cut(problem).microseconds, written + in_place))
 
 
 def prepare(problem: Problem) -> Prepared:
-    problem, slices = _slice(problem)
+    shape = problem.shape
+    problem, slices, turned = _part(problem)
     x, dy = _places(problem)
     tile, shares, parts = tile_of(problem), _cut(problem).shares, split.parts(problem)
     steps = launch.cdiv(launch.cdiv(x.length, tile["BLOCK_K"]), shares)
     grid = Grid(problem.M, problem.groups, x.width, steps, problem.at.down.in_start - x.first_h, x.remainders)
+    record = tile.record(
+        SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts, IN_PLACE=dy is None, TURNED=turned
+    )  # fmt: skip
     meta = {
-        "taps": Taps.of(problem), "tile": tile.record(SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts),
-        **dependent_launch.options(target=problem.target), **tile.launch_options,
+        "taps": Taps.of(problem), "tile": record, **dependent_launch.options(target=problem.target),
+        **tile.launch_options,
     }  # fmt: skip
+    channels = problem.groups * problem.M
     boxes = (
-        Box((parts * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
+        Box((x.length, channels), (channels, 1), (tile["BLOCK_K"], tile["BLOCK_M"]))
+        if dy is None
+        else Box((parts * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
         Box((parts * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
     )
     product = launch.Prepared(conv_split_grad_weight_kernel, (_tiles(problem, tile) * shares,), (grid,), meta, boxes)
-    copies = (split.prepare_across(problem, places) for places in (dy, x))
-    return Prepared(*copies, Shares(product, shares, problem.shape), slices)
+    of_dy = dy and split.prepare_across(problem, dy)
+    return Prepared(of_dy, split.prepare_across(problem, x), Shares(product, shares, shape), slices, turned)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    dy, x, product, slices = prepared
+    of_dy, of_x, product, slices, turned = prepared
     partial = product.partial(t.w.dtype, t.w.device, slices)
-    for part_dy, part_x, part in zip(t.w.chunk(slices), t.x.chunk(slices), partial.chunk(slices), strict=True):
-        product.launch.run(dy.run(part_dy), x.run(part_x), part)
+    operands = (t.x, t.w) if turned else (t.w, t.x)
+    for dy, x, part in zip(*(each.chunk(slices) for each in (*operands, partial)), strict=True):
+        product.launch.run(dy if of_dy is None else of_dy.run(dy), of_x.run(x), part)
     return product.total(partial, t.w.dtype)
 
 
@@ -201,32 +235,43 @@ def _shares(problem: Problem, tile: launch.Tile) -> costs.Split:
     return costs.in_shares(problem, work, blocks, LEAST)
 
 
-def _slice(problem: Problem) -> tuple[Problem, int]:
-    """Return the problem of as many images as have copies of at most `split.MOST` bytes, and the number of slices."""
+def _part(problem: Problem) -> tuple[Problem, int, bool]:
+    """Return the problem of as many images as have copies of at most `split.MOST` bytes, the number of such slices, and
+    whether dy and x are exchanged."""
+    across, down = problem.at.across, problem.at.down
+    alike = problem.taps == 1 and problem.read == problem.written and across.in_step == down.in_step == 1
+    turned = alike and problem.C > problem.M
+    if turned:
+        problem = problem._replace(C=problem.M, M=problem.C)
     least = launch.cdiv(_written(problem), split.MOST)
     slices = next((n for n in range(least, problem.N + 1) if problem.N % n == 0), problem.N) if least > 1 else 1
-    return problem._replace(N=problem.N // max(1, slices)), slices
+    return problem._replace(N=problem.N // max(1, slices)), slices, turned
 
 
 def _written(problem: Problem) -> int:
     """Return the bytes of the copies."""
     x, dy = _places(problem)
-    return split.parts(problem) * problem.dtype.itemsize * (x.rows + dy.rows) * x.pitch
+    return split.parts(problem) * problem.dtype.itemsize * (x.rows + (dy.rows if dy else 0)) * x.pitch
 
 
-def _places(problem: Problem) -> tuple[Places, Places]:
-    """Return the places of x and of dy."""
+def _places(problem: Problem) -> tuple[Places, Places | None]:
+    """Return the places of x and of dy; None for dy in place."""
     down, across = problem.at.down, problem.at.across
     (H, W), (OH, OW) = problem.read, problem.written
+    alone = len(down.taps) == 1
     # A single row of taps has one remainder, in which x begins.
-    first, remainders = (0, down.in_step) if len(down.taps) > 1 else (down.in_start % down.in_step, 1)
+    first, remainders = (down.in_start % down.in_step, 1) if alone else (0, down.in_step)
     starts = [down.in_start - first + j * down.in_tap for j in range(len(down.taps))]
     above, below = min(starts) // down.in_step, max(starts) // down.in_step
     height = max(launch.cdiv(H - first, down.in_step) - min(above, 0), OH + max(below, 0))
     width = launch.cdiv(OW, 4) * 4
-    pitch = problem.N * height * width
+    in_place = alone and problem.boxes(problem.groups * problem.M, problem.aligned)
+    if in_place:  # the places are the pixels of dy
+        first, height, width = down.in_start, OH, OW
+    pitch = launch.cdiv(problem.N * height * width, 4) * 4
     x = Places(
         problem.N, H, W, problem.groups, problem.C, height, width, first, down.in_step, remainders,
         across.in_start, across.in_step, across.in_tap, len(across.taps), pitch,
     )  # fmt: skip
-    return x, Places(problem.N, OH, OW, problem.groups, problem.M, height, width, 0, 1, 1, 0, 1, 1, 1, pitch)
+    dy = Places(problem.N, OH, OW, problem.groups, problem.M, height, width, 0, 1, 1, 0, 1, 1, 1, pitch)
+    return x, None if in_place else dy

@@ -3,9 +3,10 @@
     step = max(slots * 2 * rows * columns * 64 / rate + wait, slots * (rows + columns) * 64 * bytes / edges)
 
 in microseconds, with the operations (rate) and bytes (edges) per microsecond of one multiprocessor. Kernels that split
-float32 blocks into tf32 parts (`tf32x3`) take `splits` times as long, a measured factor of their kind. With 16 bits the
-bandwidth of L2, 7 to 11e12 bytes per second of a whole H100, is the bottleneck, so the time of a step
-depends on the edges of a tile, not on its area. Measured tiles take 0.8 to 1.2 times this estimate.
+float32 blocks into tf32 parts (`tf32x3`) take `splits` times as long, a measured factor of their kind, and those that
+transpose blocks in "tf32" `tf32` times. With 16 bits the bandwidth of L2, 7 to 11e12 bytes per second of a whole H100,
+is the bottleneck, so the time of a step depends on the edges of a tile, not on its area. Measured tiles take 0.8 to 1.2
+times this estimate.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def of(problem: Problem, rows: int, columns: int, *names: str, loads: float = 1.
         return Throughput(
             slots, device.steps.splits.get(kind, 1.0) * loads * max(products + device.gemm.gemm.wait, read)
         )
-    return Throughput(slots, max(products + device.gemm.gemm.wait, loads * read))
+    factor = device.steps.tf32.get(kind, 1.0) if problem.on_tf32_cores else 1.0
+    return Throughput(slots, factor * max(products + device.gemm.gemm.wait, loads * read))
 
 
 def of_pixels(problem: Problem, rows: int, columns: int, loads: float = 1.0, kind: str = "pixel") -> Throughput:

@@ -50,6 +50,7 @@ class Steps(NamedTuple):
     reorder       us to reorder the weights
     reorder_from  us of a launch from which reordering the weights first pays
     splits        factor of a step whose blocks the kernel splits into tf32 parts (`tf32x3`), by kind of tile
+    tf32          factor of a step in "tf32", by kind of tile: blocks across K are transposed in registers
     shares, cached, uncached   us to add partial sums; bytes per us of partial sums in L2 and in memory
     cache         bytes of partial sums that stay in L2
     fill, filled  us of a small copy without its launch; the share of a copy's rate that rows of odd lengths reach
@@ -79,6 +80,7 @@ class Steps(NamedTuple):
     fill: float
     filled: float
     splits: Mapping[str, float]
+    tf32: Mapping[str, float]
 
 
 class Channels(NamedTuple):

@@ -47,7 +47,7 @@ class Rewrite(abc.ABC):
 
     def is_measured(self, problem: Problem) -> bool:
         """Return whether tiles are measured for the problem's dtype and target, or the caller names this rewrite."""
-        return problem.has_measured_tiles or bool(problem.splits) or problem.form == self.name
+        return problem.has_measured_tiles or problem.on_tf32_cores or problem.form == self.name
 
     def label(self, parts: Sequence[str]) -> str:
         """Return the chain of steps, from the labels of the other problems' plans."""
