@@ -44,6 +44,7 @@ COPIES = 2**16 - 1  # the second axis of a grid
 # Copies of other numbers of channels than multiples of LANES, or of groups, take SCATTERED times as long (measured on
 # an H200: 2.1 to 3.5); the launches that wait for one another take LAUNCHES us more.
 LANES, SCATTERED, LAUNCHES = 32, 2.5, 4.0
+HALF = 2048  # accumulators of a warp that take half of its registers
 FAR = tl.constexpr(2**16)  # strides added to a tap's distance, so that its division rounds down
 
 
@@ -87,6 +88,19 @@ def _load_rows(d_dy, o_m, lo_m, o_k, tile: tl.constexpr):
 
 
 @triton.jit
+def _add_product(b_acc, b_dy, b_x, one, tile: tl.constexpr):
+    """Return the accumulator [M, N] plus dy [M, K] times x [K, N].
+
+    Triton would leave a product of registers in flight while the next block is loaded to these registers. It does not
+    if the product is another tensor than the accumulator, which a factor of `one`, unknown to it, ensures.
+    """
+    if tile.IN_PLACE:
+        return b_acc + tl.dot(b_dy, b_x, input_precision="tf32", out_dtype=tile.ACC) * one
+    else:
+        return tl.dot(b_dy, b_x, b_acc, input_precision="tf32", out_dtype=tile.ACC)
+
+
+@triton.jit
 def conv_split_grad_weight_kernel(
     d_dy, d_x, p_partial, grid, taps: tl.constexpr, tile: tl.constexpr, EARLY: tl.constexpr
 ):  # fmt: skip
@@ -114,12 +128,12 @@ def conv_split_grad_weight_kernel(
     lo_m = GROUPS * M
     lo_n = remainders * GROUPS * N
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
-    tl.assume(steps > 0)
+    one = (steps > 0).to(tile.ACC)
     for i in range(steps):
         b_dy, b_dy_lo = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)  # [BLOCK_M, BLOCK_K]
         b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T  # [BLOCK_K, BLOCK_N]
         if tile.PARTS == 1:
-            b_acc = tl.dot(b_dy, b_x, b_acc, input_precision="tf32", out_dtype=tile.ACC)
+            b_acc = _add_product(b_acc, b_dy, b_x, one, tile)
         else:
             b_x_lo = d_x.load([lo_n + o_n, k_x + i * BLOCK_K]).T
             b_acc = split_product(b_dy, b_dy_lo, b_x, b_x_lo, b_acc, tile.ACC)
@@ -128,7 +142,7 @@ def conv_split_grad_weight_kernel(
         for i in range(steps * not_finite(b_acc)):
             b_dy, _ = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)
             b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T
-            b_hi = tl.dot(b_dy, b_x, b_hi, input_precision="tf32", out_dtype=tile.ACC)
+            b_hi = _add_product(b_hi, b_dy, b_x, one, tile)
         b_acc = tl.where(tl.abs(b_acc) < split.INFINITY, b_acc, b_hi)
     r_m = m + tl.arange(0, BLOCK_M)
     r_n = n + tl.arange(0, BLOCK_N)
@@ -211,6 +225,8 @@ def tile_of(problem: Problem) -> launch.Tile:
     columns = len(problem.at.across.taps) * problem.C
     rows = max(problem.M, tile_throughput.WGMMA_ROWS)
     tiles = problem.tiles("conv_split_grad_weight", M=rows, N=max(columns, tile_throughput.LEAST_COLUMNS))
+    if _places(problem)[1] is None:  # two accumulators
+        tiles = [tile for tile in tiles if tile["BLOCK_M"] * tile["BLOCK_N"] <= HALF * tile.num_warps] or tiles[-1:]
     return min(tiles, key=lambda tile: _shares(problem, tile).microseconds)
 
 

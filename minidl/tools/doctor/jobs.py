@@ -49,6 +49,7 @@ class Figures:
     wants_matrix: bool = False  # a product in a type that tensor cores have
     serialised: bool = False
     hasty: bool = False  # accesses memory before waiting for the previous launch
+    overwrites: bool = False  # a loop writes registers that matrix instructions in flight read
     rounded: str = ""  # float32 constants among float64 values (`doctor.constants`)
     triton: str = ""  # the version
     seconds: float = 0.0
@@ -124,6 +125,8 @@ def problems(job: Job, figures: Figures, accepted: Iterable[Accepted] | None = N
         messages.append("matrix instructions are serialised (ptxas warning C7510, C7511 or C7515)")
     if figures.hasty:
         messages.append("accesses memory before waiting for the previous launch")
+    if figures.overwrites:
+        messages.append("a loop writes registers that matrix instructions in flight read")
     if figures.rounded and job.dtype == "float64":
         messages.append(f"float64 values meet constants rounded to float32: {figures.rounded}")
     scalar = job.dtype == "float64" and isinstance(job.arch, int) and job.arch not in FLOAT64_MATRIX

@@ -58,7 +58,9 @@ MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
 # An error that LLVM writes to standard error, with its line of assembler if there is one.
 LLVM_ERROR = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
 _MOST_STDERR = 1 << 22  # bytes, with the code that a pass of the compiler failed on
-FIGURES_FILE = "minidl_figures_6.json"
+FIGURES_FILE = "minidl_figures_7.json"
+# A wgmma whose left operand is in registers, and the number of them that stay in flight after a wait.
+FROM_REGISTERS, IN_FLIGHT = r"\bwgmma\.mma_async[^{]*\{[^}]*\},\s*\{", r"\bwgmma\.wait_group\S* (\d+)"
 
 
 @contextlib.contextmanager
@@ -135,6 +137,7 @@ def _read(compiled: Any, output: str, seconds: float) -> Figures:
         wants_matrix=re.search(pattern, compiled.asm["ttir"]) is not None,
         serialised=any(warning in output for warning in SERIALISED),
         hasty=_hasty(code),
+        overwrites=_overwrites(code),
         rounded=", ".join(constants.rounded(compiled.asm["ttir"])),
         triton=triton.__version__,
         seconds=seconds,
@@ -162,6 +165,16 @@ def _hasty(ptx: str) -> bool:
     return "griddepcontrol.launch_dependents" in body and (
         WAIT not in body or (access is not None and access.start() < body.index(WAIT))
     )
+
+
+def _overwrites(ptx: str) -> bool:
+    """Return whether a loop ends with matrix instructions in flight whose operand registers its next round writes."""
+    labels = {label[1]: label.start() for label in re.finditer(r"^\s*(\$L__BB\w+):", ptx, re.MULTILINE)}
+    for branch in re.finditer(r"\bbra(?:\.uni)?\s+(\$L__BB\w+)", ptx):
+        body = ptx[labels.get(branch[1], branch.start()) : branch.start()]
+        if re.search(FROM_REGISTERS, body) and int((re.findall(IN_FLIGHT, body) or [0])[-1]):
+            return True
+    return False
 
 
 def _ptxas(ptx: str, job: Job) -> str:

@@ -25,6 +25,23 @@ def product_kernel(p_a, p_b, p_c, K, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr)
 
 
 @triton.jit
+def across_kernel(p_a, p_b, p_c, K, SUM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """a^T b of float32 in boxes, of which a is transposed in registers; SUM of the products in registers, too."""
+    d_a = tl.make_tensor_descriptor(p_a, [K, BLOCK], [BLOCK, 1], [BLOCK_K, BLOCK])
+    d_b = tl.make_tensor_descriptor(p_b, [BLOCK, K], [K, 1], [BLOCK, BLOCK_K])
+    b_c = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        b_a = tl.abs(d_a.load([k, 0])).T
+        b_b = d_b.load([0, k]).T
+        if SUM:
+            b_c += tl.dot(b_a, b_b, input_precision="tf32") * (K > 0).to(tl.float32)
+        else:
+            b_c = tl.dot(b_a, b_b, b_c, input_precision="tf32")
+    o = tl.arange(0, BLOCK)
+    tl.store(p_c + o[:, None] * BLOCK + o[None, :], b_c)
+
+
+@triton.jit
 def broken_kernel(p_x, BLOCK: tl.constexpr):
     tl.store(p_x + tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK))
 

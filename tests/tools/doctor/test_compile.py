@@ -92,6 +92,17 @@ def test_memory_that_is_touched_before_the_wait_is_found(compiled):
         assert compiled(early).hasty is hasty
 
 
+@pytest.mark.parametrize("summed", [False, True])
+def test_registers_that_are_written_while_products_read_them_are_found(compiled, summed):
+    across = job(
+        "tests.tools.doctor.planted:across_kernel", types=("*fp32", "*fp32", "*fp32", "i32"),
+        names=("p_a", "p_b", "p_c", "K"), SUM=summed, BLOCK=128, BLOCK_K=32,
+    )  # fmt: skip
+    figures = compiled(across)
+    assert figures.wgmma
+    assert figures.overwrites is not summed
+
+
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -158,6 +169,7 @@ FINE = Figures(registers=100, warps=4, shared=1000, wgmma=4, wants_matrix=True)
         ({"registers": 128, "warps": 16}, None),
         ({"serialised": True}, "serialised"),
         ({"hasty": True}, "before waiting"),
+        ({"overwrites": True}, "in flight"),
         ({"wgmma": 0}, "no matrix instructions"),
         ({"wgmma": 0, "mma": 1}, None),
         ({"wgmma": 0, "wants_matrix": False}, None),

@@ -84,6 +84,7 @@ def products(dtype: torch.dtype) -> Calls:
         }
         for name, call in calls.items():
             yield f"{name}, {case}", in_form("product", call)
+        yield f"split gradient of the weight, {case}", in_form("split", calls["gradient of the weight"])
 
 
 def sums(dtype: torch.dtype) -> Calls:
