@@ -104,6 +104,24 @@ def test_copies_and_fills_by_torch_are_replayed():
         assert one._base is None
 
 
+def test_zeros_are_replayed():
+    def padded(a):
+        rows = torch.zeros(6, 4, device=a.device)
+        rows[1:3].copy_(a)
+        rows[3:5].fill_(0.5)
+        columns = torch.empty_like(rows)
+        columns[:, :3].copy_(rows[:, :3])
+        columns[:, 3:].zero_()
+        return elementwise.add(rows, columns), a.new_zeros(3), torch.zeros_like(a)
+
+    calls = Calls(padded)
+    calls.call((_x(2, 4),))
+    a = _x(2, 4)
+    result = calls.replay((a,))
+    assert result is not MISSING
+    assert all(map(torch.equal, result, padded(a)))
+
+
 def test_copies_into_an_input_are_replayed_as_changes():
     calls = Calls(lambda a, b: a.copy_(b))
     calls.call((_x(8), _x(8)))

@@ -29,7 +29,11 @@ _ALLOCATES = {
     _aten.new_empty_strided.default,
 }  # fmt: skip
 # And the position of the value.
-_FILLS = {_aten.clone.default: 0, _aten._to_copy.default: 0, _aten.copy_.default: 1, _aten.full.default: 1}
+_FILLS = {
+    _aten.clone.default: 0, _aten._to_copy.default: 0, _aten.copy_.default: 1, _aten.full.default: 1,
+    _aten.fill_.Scalar: 1,
+}  # fmt: skip
+_ZEROS = {_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default, _aten.zero_.default}
 _VIEWS = {_aten._unsafe_view.default, _aten.detach.default, _aten.alias.default}
 _ALIGNMENT = 512  # bytes, as in torch's allocator
 _local = threading.local()
@@ -72,10 +76,11 @@ class _Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        if func in _ALLOCATES or (func in _FILLS and output is not args[0]):
+        writes = func in _FILLS or func in _ZEROS
+        if func in _ALLOCATES or (writes and output is not args[0]):
             self.buffers.append(output)
-        if func in _FILLS and (func is not _aten._to_copy.default or output.device == args[0].device):
-            value = args[_FILLS[func]]
+        if writes and (func is not _aten._to_copy.default or output.device == args[0].device):
+            value = args[_FILLS[func]] if func in _FILLS else 0
             method = torch.Tensor.copy_ if isinstance(value, torch.Tensor) else torch.Tensor.fill_
             launch_tape.tapes[threading.get_ident()].launches.append((method, (), (output, value), {}))
         elif func not in _ALLOCATES and not func.is_view and func not in _VIEWS:
