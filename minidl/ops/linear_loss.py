@@ -9,6 +9,8 @@ import torch
 from minidl.autograd import Function
 from minidl.kernels import check
 from minidl.kernels import linear_cross_entropy as kernels
+from minidl.ops.linalg import linear
+from minidl.ops.loss import cross_entropy
 from minidl.tensors import Tensor
 
 __all__ = ["linear_cross_entropy"]
@@ -55,6 +57,7 @@ def linear_cross_entropy(
     Shapes: input [K] or [R, K], linear_weight [N, K], linear_bias [N]; all else as `cross_entropy` of logits [N] or
     [R, N]. With "mean" and "sum" the gradients are computed with the loss, and the logits once; with "none" twice.
     target and weight get no gradient. Chunk sizes are automatic: torch's `options` are accepted and ignored.
+    A linear_weight [N, d1, ..., K], with linear_bias [N, d1, ...], gives logits [R, N, d1, ...], which are stored.
     Raises as `cross_entropy`, and ValueError for other shapes.
     """
     for name, tensor in (("target", target), ("weight", weight)):
@@ -63,6 +66,13 @@ def linear_cross_entropy(
                 f"linear_cross_entropy: {name} requires a gradient, but gets none here; pass {name}.detach()"
             )
     index = -100 if ignore_index is None else check.integer("linear_cross_entropy", "ignore_index", ignore_index)
+    if linear_weight.ndim > 2:
+        bias = None if linear_bias is None else linear_bias.reshape(-1)
+        logits = linear(input, linear_weight.flatten(0, -2), bias)
+        logits = logits.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
+        return cross_entropy(
+            logits, target, weight, ignore_index=index, reduction=reduction, label_smoothing=label_smoothing
+        )  # fmt: skip
     if input.ndim == 1:
         input, target, is_single = input.unsqueeze(0), target.unsqueeze(0), True
     else:

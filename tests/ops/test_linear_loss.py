@@ -50,3 +50,27 @@ def test_chunks_add_up_and_logits_are_never_all_there(device, dtype, reduction):
     torch.testing.assert_close(loss.data.double(), expected.detach(), rtol=within, atol=within)
     for one, other in zip(ours, doubles, strict=True):
         torch.testing.assert_close(one.grad.data.double(), other.grad, rtol=2 * within, atol=2 * within)
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_weight_of_more_dimensions_gives_logits_of_more(device, reduction, probabilities):
+    torch.manual_seed(0)
+    x, w, bias, weight = (torch.randn(*s, device=device).double() for s in ((4, 5), (3, 2, 7, 5), (3, 2, 7), (3,)))
+    target = torch.randint(3, (4, 2, 7), device=device)
+    target = torch.rand(4, 3, 2, 7, device=device).double() if probabilities else target
+    theirs = [t.clone().requires_grad_() for t in (x, w, bias)]
+    logits = torch.einsum("rk,n...k->rn...", *theirs[:2]) + theirs[2]
+    expected = F.cross_entropy(logits, target, weight.abs(), reduction=reduction, label_smoothing=0.1)
+    ours = [from_torch(t.clone()).requires_grad_() for t in (x, w, bias)]
+    loss = ops.linear_cross_entropy(
+        *ours[:2], from_torch(target), linear_bias=ours[2], weight=from_torch(weight.abs()), reduction=reduction,
+        label_smoothing=0.1,
+    )  # fmt: skip
+    torch.testing.assert_close(loss.data, expected.detach())
+    ops.sum(loss).backward()
+    expected.sum().backward()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad.data, other.grad)
+    with pytest.raises(ValueError, match="linear: "):
+        ops.linear_cross_entropy(ours[0][:, :4], ours[1], from_torch(target))
