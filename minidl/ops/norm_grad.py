@@ -35,22 +35,36 @@ def _grad_input(g: Tensor, normed: Tensor, factor: Tensor, dims: tuple[int, ...]
 
 def row_norm(ctx: Any, dy: Tensor) -> Any:
     """Return the gradients of `RowNorm`."""
-    raw_x, raw_weight = ctx.context.saved
-    x, dy = wide(ctx.input(0, raw_x)), wide(dy)
+    x = ctx.input(0, ctx.context.saved[0])
+    return *_row_norm(ctx, x, 1, ctx.needs[1:3], dy), None, None, None
+
+
+def add_rms_norm(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> Any:
+    """Return the gradients of `AddRMSNorm`, whose sum is an output."""
+    dweight = None
+    if dy is not None:
+        dx, dweight, _ = _row_norm(ctx, ctx.saved[0], 2, (ctx.needs[2], False), dy)
+        dtotal = dx if dtotal is None else dx + dtotal
+    return dtotal, dtotal, dweight, None, None
+
+
+def _row_norm(ctx: Any, x: Tensor, weight_index: int, needs: tuple[bool, bool], dy: Tensor) -> list[Any]:
+    """Return the gradients of x, weight and bias."""
+    dtype, raw_weight, x, dy = x.dtype, ctx.context.saved[1], wide(x), wide(dy)
     rows = ctx.mean.numel(), -1
     normed, factor = _normalised(x.reshape(rows), (1,), Tensor(ctx.rstd.view(-1, 1)), ctx.rms)
     # The affine parameters have a value per channel, or per position of the last dimensions.
     shape = [x.shape[1], *(1 for _ in x.shape[2:])] if ctx.seen[0] is rows_kernels.groups else None
     g = dy
     if raw_weight is not None:
-        weight = wide(ctx.input(1, raw_weight.view(ctx.shapes[0])))
+        weight = wide(ctx.input(weight_index, raw_weight.view(ctx.shapes[0])))
         g = dy * (weight if shape is None else weight.reshape(shape))
     dx = _grad_input(g.reshape(rows), normed, factor, (1,), ctx.rms).reshape(x.shape)
     sums = [
-        sum_to(t, size if shape is None else shape).reshape(size).to(raw_x.dtype) if need else None
-        for t, size, need in zip((dy * normed.reshape(x.shape), dy), ctx.shapes, ctx.needs[1:3], strict=True)
+        sum_to(t, size if shape is None else shape).reshape(size).to(dtype) if need else None
+        for t, size, need in zip((dy * normed.reshape(x.shape), dy), ctx.shapes, needs, strict=True)
     ]
-    return dx.to(raw_x.dtype), *sums, None, None, None
+    return [dx.to(dtype), *sums]
 
 
 def batch_norm(ctx: Any, dy: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Norms of rows by their own statistics: layer norm, RMS norm, group norm and instance norm."""
+"""Norms of rows by their own statistics: layer norm, RMS norm (also of a sum), group norm and instance norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minidl.ops.rearrange import repeat
 from minidl.ops.shape import reshape
 from minidl.tensors import Tensor
 
-__all__ = ["group_norm", "instance_norm", "layer_norm", "rms_norm"]
+__all__ = ["add_rms_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
 
 # How x is seen as rows: `kernels.layers` or `kernels.groups`, and its argument.
 Seen = tuple[Callable[[torch.Tensor, int], tuple[torch.Tensor, kernels.Rows]], int]
@@ -50,6 +50,38 @@ class RowNorm(Function):
         return dx, dw, db, None, None, None
 
 
+class AddRMSNorm(Function):
+    recorded_backward = staticmethod(norm_grad.add_rms_norm)
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, seen: Seen, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x, ctx.rows = seen[0](x, seen[1])
+        ctx.seen, ctx.rms, ctx.shapes = seen, True, [None if weight is None else weight.shape, None]
+        weight = None if weight is None else weight.reshape(-1)
+        total = torch.empty_like(x)
+        y, ctx.mean, ctx.rstd = kernels.forward(
+            x, ctx.rows, weight, None, eps, True, added=residual.contiguous(), total=total
+        )
+        ctx.save(total, weight)
+        return y, total
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor | None, dtotal: torch.Tensor | None) -> Any:
+        total, weight = ctx.saved
+        need, need_weight = any(ctx.needs[:2]), ctx.needs[2]
+        dw = None
+        if dy is not None:
+            needs = need, need_weight, False
+            dtotal = None if dtotal is None else dtotal.contiguous()
+            dtotal, dw, _ = kernels.backward(
+                dy, total, ctx.rows, weight, ctx.mean, ctx.rstd, True, needs, added=dtotal
+            )  # fmt: skip
+        dw = None if dw is None else dw.view(ctx.shapes[0])
+        return *(dtotal if wants else None for wants in ctx.needs[:2]), dw, None, None
+
+
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int] | int,
@@ -77,6 +109,24 @@ def rms_norm(
     dims = _dims("rms_norm", input, normalized_shape, weight, None)
     eps = torch.finfo(input.dtype).eps if eps is None else eps
     return RowNorm.apply(input, weight, None, (kernels.layers, dims), check.real("rms_norm", "eps", eps), True)
+
+
+def add_rms_norm(
+    input: Tensor, residual: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None = None,
+    eps: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return (`rms_norm` of the sum, input + residual), in one kernel forward and one backward, for Transformers.
+
+    Shapes: residual as input; else shapes and errors as `rms_norm`. The sum is rounded to input's dtype before it is
+    normalised (as in Liger Kernel, arXiv 2410.10989).
+    """
+    dims = _dims("add_rms_norm", input, normalized_shape, weight, None)
+    check.same("add_rms_norm", input=input, residual=residual)
+    if residual.shape != input.shape:
+        raise ValueError(f"add_rms_norm: residual has shape {list(residual.shape)}, expected {list(input.shape)}")
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    seen = kernels.layers, dims
+    return AddRMSNorm.apply(input, residual, weight, seen, check.real("add_rms_norm", "eps", eps))
 
 
 def group_norm(

@@ -19,6 +19,14 @@ def drawn(*shape, seed=0, positive=False):
     return values.abs() + 0.5 if positive else values
 
 
+def _add_rms_norm(f, x, residual, weight):
+    """The product of both results, so that each has a gradient."""
+    if not hasattr(f, "add_rms_norm"):
+        return f.rms_norm(x + residual, (4,), weight, 1e-3) * (x + residual)
+    normed, total = f.add_rms_norm(x, residual, 4, weight, 1e-3)
+    return normed * total
+
+
 def case(name, function, *inputs, **names):
     return pytest.param(function, inputs, id=name)
 
@@ -108,6 +116,7 @@ CASES = [
     case("pad", lambda t, f, x: f.pad(x, (1, 1, 2, 0), "reflect") ** 2, IMAGE),
     case("layer_norm", lambda t, f, x, w, b: f.layer_norm(x, (4,), w, b) ** 2, X, ROW, drawn(4, seed=3)),
     case("rms_norm", lambda t, f, x, w: f.rms_norm(x, (4,), w) ** 2, X, ROW),
+    case("add_rms_norm", lambda t, f, x, w: _add_rms_norm(f, x, x * x, w), X, ROW),
     case("group_norm", lambda t, f, x, w, b: f.group_norm(x, 2, w, b) ** 2, drawn(2, 4, 2, 3), ROW, drawn(4, seed=3)),
     case("instance_norm", lambda t, f, x: f.instance_norm(x) ** 3, IMAGE),
     case("batch_norm", lambda t, f, x, w, b: f.batch_norm(x, None, None, w, b, True) ** 2, IMAGE, drawn(3),

@@ -25,7 +25,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import bands, costs, tile_throughput
 from minidl.kernels.conv.epilogue import pool_last
 from minidl.kernels.conv.prepared import Product
-from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.kernels.epilogue import save_or_add
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
@@ -73,7 +73,7 @@ class Bands(NamedTuple):
         groups = launch.cdiv(q_w, G)
         return Bands(
             q_h, q_w, G, groups, problem.M, len(down.taps), W * problem.C, across.in_start * problem.C,
-            across.in_step * problem.C, down.in_step, down.in_tap, KP, NP, not all_inside(down, H),
+            across.in_step * problem.C, down.in_step, down.in_tap, KP, NP, not down.all_inside(H),
             problem.N * q_h * groups >= INT32_LIMIT, **problem.constants,
         )  # fmt: skip
 

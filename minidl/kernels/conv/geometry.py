@@ -49,6 +49,11 @@ class Phase:
         """Return the distance in the kernel from one tap to the next."""
         return self.taps[1] - self.taps[0] if len(self.taps) > 1 else 0
 
+    def all_inside(self, size: int) -> bool:
+        """Return whether every tap of every output reads inside [0, size)."""
+        last = self.in_start + (self.count - 1) * self.in_step + (len(self.taps) - 1) * self.in_tap
+        return self.in_start >= 0 and last < size
+
     @property
     def rising(self) -> Phase:
         """Return the phase with its taps in ascending order."""

@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from minidl.kernels.conv import costs, tile_throughput
-from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, PHASE, TRANSPOSED, Problem, all_inside
+from minidl.kernels.conv.problem import FORWARD, INT32_LIMIT, PHASE, TRANSPOSED, Problem
 from minidl.runtime import launch
 
 NAME = "pixel"
@@ -120,7 +120,7 @@ def rest_of(C: int, tile: launch.Tile) -> int:
 def run_of_taps(problem: Problem) -> tuple[int, int]:
     """Return channels and columns of taps; a row of taps with contiguous inputs inside the image counts as one tap."""
     across, columns = problem.at.across, len(problem.at.across.taps)
-    contiguous = problem.groups == 1 == across.in_tap and all_inside(across, problem.read[1]) and not problem.in_place
+    contiguous = problem.groups == 1 == across.in_tap and across.all_inside(problem.read[1]) and not problem.in_place
     return (columns * problem.C, 1) if contiguous else (problem.C, columns)
 
 

@@ -22,7 +22,7 @@ import triton.language as tl
 from minidl.kernels.conv import costs, pixel_choice, tile_throughput
 from minidl.kernels.conv.pixel_steps import PixelTile, pixel
 from minidl.kernels.conv.prepared import Shares
-from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.division import fast_divide, reciprocal
 from minidl.runtime import dependent_launch, launch
@@ -215,7 +215,7 @@ def prepare(problem: Problem) -> Shares:
     tile = at.tile.record(
         PixelTile, GROUPS=problem.groups, M=problem.M, CHANNELS=problem.groups * problem.C,
         WIDE=pixel_choice.wide(problem) or pixels * problem.groups * problem.M >= INT32_LIMIT,
-        LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=all_inside(down, H) and all_inside(across, W),
+        LONG=image >= INT32_LIMIT, FLAT=at.joined, INSIDE=down.all_inside(H) and across.all_inside(W),
         **problem.constants, TAPS=at.TAPS,
     )  # fmt: skip
     constants = {"taps": Taps.of(problem)._replace(C=at.C, JW=at.JW), "tile": tile}

@@ -29,7 +29,7 @@ from minidl.kernels.activation import activate
 from minidl.kernels.conv import pixel_choice
 from minidl.kernels.conv.epilogue import pool_quads
 from minidl.kernels.conv.pixel_steps import PixelSizes, PixelTile, Rows, add_blocks, add_flat, inside_bits, pixel
-from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import CORRELATIONS, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.epilogue import Epilogue, affine, finish
 from minidl.kernels.gemm import launches
@@ -177,7 +177,7 @@ def prepare(problem: Problem) -> Prepared:
     )  # fmt: skip
     tile = tile_of(
         problem, at, taps, W_IN_PLACE=in_place, W_TAPS=row_taps, WIDE=pixel_choice.wide(problem),
-        LONG=down.count * across.count >= INT32_LIMIT, INSIDE=all_inside(down, H) and all_inside(across, W),
+        LONG=down.count * across.count >= INT32_LIMIT, INSIDE=down.all_inside(H) and across.all_inside(W),
         MARKED=max(taps.JH, at.JW) <= pixel_choice.BITS, TAPS_INNER=pixel_choice.taps_inner(problem), SPLIT=at.split,
     )  # fmt: skip
     tiles_n = launch.cdiv(problem.M, tile.BLOCK_N) * problem.groups

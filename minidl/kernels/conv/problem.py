@@ -297,9 +297,3 @@ def backward_phases(geometry: Geometry) -> list[Phases]:
     height, width = geometry.h, geometry.w
     sizes = (height.output, width.output), (height.size, width.size)
     return [Phases(down, across, *sizes) for down in height.backward() for across in width.backward()]
-
-
-def all_inside(phase: Phase, size: int) -> bool:
-    """Return whether every tap of every output reads inside [0, size)."""
-    last = phase.in_start + (phase.count - 1) * phase.in_step + (len(phase.taps) - 1) * phase.in_tap
-    return phase.in_start >= 0 and last < size

@@ -29,7 +29,8 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 class Places(NamedTuple):
-    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [parts, remainders, GROUPS, columns, C, places].
+    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [1 or 2, remainders, GROUPS, columns, C,
+    places].
 
     The place (n, h, w), of N x height x width, of remainder a and column j is the pixel (n, first_h + a + h step_h,
     first_w + j tap_w + w step_w), or zero if there is none. Rows of places are `pitch` values apart.
@@ -100,8 +101,8 @@ def conv_split_across_kernel(
     p_x, p_parts, part, places,
     PARTS: tl.constexpr, EARLY: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write parts [PARTS, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C] or hi alone, see
-    `Places`; the parts are `part` values apart."""
+    """Write parts [PARTS, remainders, groups, columns, C, places], hi and lo of x [N, H, W, groups * C] or hi alone,
+    see `Places`; the parts are `part` values apart."""
     wait(EARLY)
     N, H, W, GROUPS, C, height, width, first_h, step_h, _, first_w, step_w, tap_w, columns, pitch = places
     count = N * height * width

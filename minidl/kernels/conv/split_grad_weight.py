@@ -7,15 +7,12 @@ Tensor cores read tf32 along K alone, so the copies that split (`split`) also pu
 in places that are the same for x and dy. Boxes begin at a multiple of 16 bytes: x is copied once for each column of
 taps, and a row of taps is a distance of whole rows, whose lengths are multiples of 4. An image has as many rows of
 zeros as taps reach beyond it. With a stride s down, x is also copied once for each remainder of its rows modulo s.
-Copies of more than `split.MOST` bytes are made in slices of the images, one after another.
+Such zeros are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its channel.
 
-The precision "tf32" has one part, the nearest tf32 numbers.
-
-With a single row of taps dy is read where it lies, as blocks of pixels that are split and transposed in registers; if a
-product of pixels (1x1) has more input channels than output channels, x is ("turned").
-
-Such zeros of dy are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its
-channel.
+Copies of more than `split.MOST` bytes are made in slices of the images, one after another. The precision "tf32" has one
+part, the nearest tf32 numbers. With a single row of taps dy is read where it lies, as blocks of pixels that are split
+and transposed in registers; in a product of pixels (1x1) with more input than output channels x is, and the result is
+transposed.
 """
 
 from __future__ import annotations
@@ -64,7 +61,7 @@ class SplitTile(NamedTuple):
     """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places; PARTS of operands.
 
     IN_PLACE  whether dy is [places, GROUPS * M]
-    TURNED    whether dy and x are exchanged, so that the result is transposed
+    TRANSPOSED    whether dy and x are exchanged, so that the result is transposed
     """
 
     BLOCK_M: int
@@ -73,7 +70,7 @@ class SplitTile(NamedTuple):
     ACC: Any
     PARTS: Any
     IN_PLACE: Any
-    TURNED: Any
+    TRANSPOSED: Any
 
 
 @triton.jit
@@ -147,7 +144,7 @@ def conv_split_grad_weight_kernel(
     r_m = m + tl.arange(0, BLOCK_M)
     r_n = n + tl.arange(0, BLOCK_N)
     p_partial += i_share.to(tl.int64) * (GROUPS * M) * (JH * N)
-    if tile.TURNED:
+    if tile.TRANSPOSED:
         p_partial += (i_group * N + r_n).to(tl.int64)[None, :] * M + r_m[:, None]
     else:
         p_partial += (i_group * M + r_m).to(tl.int64)[:, None] * (JH * N) + j * N + r_n[None, :]
@@ -161,7 +158,7 @@ class Prepared(NamedTuple):
     x: Copy
     product: Shares
     slices: int
-    turned: bool
+    transposed: bool
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -187,13 +184,13 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Prepared:
     shape = problem.shape
-    problem, slices, turned = _part(problem)
+    problem, slices, transposed = _part(problem)
     x, dy = _places(problem)
     tile, shares, parts = tile_of(problem), _cut(problem).shares, split.parts(problem)
     steps = launch.cdiv(launch.cdiv(x.length, tile["BLOCK_K"]), shares)
     grid = Grid(problem.M, problem.groups, x.width, steps, problem.at.down.in_start - x.first_h, x.remainders)
     record = tile.record(
-        SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts, IN_PLACE=dy is None, TURNED=turned
+        SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts, IN_PLACE=dy is None, TRANSPOSED=transposed
     )  # fmt: skip
     meta = {
         "taps": Taps.of(problem), "tile": record, **dependent_launch.options(target=problem.target),
@@ -208,13 +205,13 @@ def prepare(problem: Problem) -> Prepared:
     )
     product = launch.Prepared(conv_split_grad_weight_kernel, (_tiles(problem, tile) * shares,), (grid,), meta, boxes)
     of_dy = dy and split.prepare_across(problem, dy)
-    return Prepared(of_dy, split.prepare_across(problem, x), Shares(product, shares, shape), slices, turned)
+    return Prepared(of_dy, split.prepare_across(problem, x), Shares(product, shares, shape), slices, transposed)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    of_dy, of_x, product, slices, turned = prepared
+    of_dy, of_x, product, slices, transposed = prepared
     partial = product.partial(t.w.dtype, t.w.device, slices)
-    operands = (t.x, t.w) if turned else (t.w, t.x)
+    operands = (t.x, t.w) if transposed else (t.w, t.x)
     for dy, x, part in zip(*(each.chunk(slices) for each in (*operands, partial)), strict=True):
         product.launch.run(dy if of_dy is None else of_dy.run(dy), of_x.run(x), part)
     return product.total(partial, t.w.dtype)
@@ -226,7 +223,8 @@ def tile_of(problem: Problem) -> launch.Tile:
     rows = max(problem.M, tile_throughput.WGMMA_ROWS)
     tiles = problem.tiles("conv_split_grad_weight", M=rows, N=max(columns, tile_throughput.LEAST_COLUMNS))
     if _places(problem)[1] is None:  # two accumulators
-        tiles = [tile for tile in tiles if tile["BLOCK_M"] * tile["BLOCK_N"] <= HALF * tile.num_warps] or tiles[-1:]
+        fits = tuple(tile for tile in tiles if tile["BLOCK_M"] * tile["BLOCK_N"] <= HALF * tile.num_warps)
+        tiles = fits or tiles[-1:]
     return min(tiles, key=lambda tile: _shares(problem, tile).microseconds)
 
 
@@ -256,12 +254,12 @@ def _part(problem: Problem) -> tuple[Problem, int, bool]:
     whether dy and x are exchanged."""
     across, down = problem.at.across, problem.at.down
     alike = problem.taps == 1 and problem.read == problem.written and across.in_step == down.in_step == 1
-    turned = alike and problem.C > problem.M
-    if turned:
+    transposed = alike and problem.C > problem.M
+    if transposed:
         problem = problem._replace(C=problem.M, M=problem.C)
     least = launch.cdiv(_written(problem), split.MOST)
     slices = next((n for n in range(least, problem.N + 1) if problem.N % n == 0), problem.N) if least > 1 else 1
-    return problem._replace(N=problem.N // max(1, slices)), slices, turned
+    return problem._replace(N=problem.N // max(1, slices)), slices, transposed
 
 
 def _written(problem: Problem) -> int:

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from minidl.kernels.conv import costs, tile_throughput
-from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported, all_inside
+from minidl.kernels.conv.problem import GRAD_WEIGHT, INT32_LIMIT, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.conv.unfolded_tiles import UnfoldedTile, positions, tile_at
 from minidl.kernels.division import fast_divide, reciprocal
@@ -201,7 +201,7 @@ def _cut(problem: Problem, tile: launch.Tile, swapped: bool, M: int, C: int, pix
 
 
 def _inside(problem: Problem) -> bool:
-    return all_inside(problem.at.down, problem.read[0]) and all_inside(problem.at.across, problem.read[1])
+    return problem.at.down.all_inside(problem.read[0]) and problem.at.across.all_inside(problem.read[1])
 
 
 def _split(problem: Problem, tile: launch.Tile, tiles: int, blocks: int, loads: float) -> tuple[int, int, float]:

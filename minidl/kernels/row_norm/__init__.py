@@ -85,11 +85,12 @@ class Normed(NamedTuple):
 @replayed
 def forward(
     x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, rms: bool = False,
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, added: torch.Tensor | None = None, total: torch.Tensor | None = None,
 ) -> Normed:  # fmt: skip
     """Normalise rows from `layers` or `groups`; weight and bias have one number for each channel.
 
     They may have another dtype than x. The result has `out_dtype`, or x's dtype if it is None.
+    added: x + added, like x, is normalised and written to `total`.
     """
     R = rows.total
     y = torch.empty_like(x, dtype=out_dtype)
@@ -99,13 +100,15 @@ def forward(
     L = rows.sizes.L
     tile = _tile(rows, x.dtype)
     fits = tile["BLOCK_N"] >= L
+    if added is not None and not fits:
+        x, added, total = elementwise.add(x, added, out=total), None, None
     grid = launch.cdiv(R, tile["BLOCK_M"]), launch.cdiv(L, tile["BLOCK_N"])
     constants = {"EPS": eps, **_constants(tile, rows, x.dtype, rms, fits, forward=True)}
     if not fits:
         launch.run(row_stats_kernel, grid[:1], x, mean, rstd, R, rows.sizes, **constants)
     launch.run(
-        row_norm_kernel, grid, x, *map(memory_layout.contiguous, (weight, bias)), y, mean, rstd, R, rows.sizes,
-        **constants,
+        row_norm_kernel, grid, x, added, total, *map(memory_layout.contiguous, (weight, bias)), y, mean, rstd, R,
+        rows.sizes, **constants,
     )  # fmt: skip
     return Normed(y, mean, rstd)
 
@@ -113,10 +116,11 @@ def forward(
 @replayed
 def backward(
     dy: torch.Tensor, x: torch.Tensor, rows: Rows, weight: torch.Tensor | None, mean: torch.Tensor, rstd: torch.Tensor,
-    rms: bool = False, needs: Sequence[bool] = (True, True, True),
+    rms: bool = False, needs: Sequence[bool] = (True, True, True), added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return (dx, dweight, dbias), None if not needed; x is from `layers` or `groups`, dy has its shape.
 
+    `added`, like x, is added to dx.
     dx has x's dtype, the others the weight's, or x's without a weight.
     """
     need_x, *need_affine = needs
@@ -151,8 +155,8 @@ def backward(
     ]
     if need_x or adds:
         launch.run(
-            row_norm_grad_kernel, grid, x, dy, weight, mean, rstd, g, gv, dx, *parts, rows.images, rows.sizes,
-            per, **_constants(tile, rows, x.dtype, rms, fits),
+            row_norm_grad_kernel, grid, x, dy, weight, mean, rstd, g, gv, added, dx, *parts, rows.images,
+            rows.sizes, per, **_constants(tile, rows, x.dtype, rms, fits),
         )  # fmt: skip
     if layer:
         dw, db = (None if part is None else reduce.sum_rows(part, affine_dtype) for part in parts)

@@ -102,9 +102,12 @@ def row_stats_kernel(p_x, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.
 
 @triton.jit
 def row_norm_kernel(
-    p_x, p_w, p_b, p_y, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.constexpr
+    p_x, p_added, p_total, p_w, p_b, p_y, p_mean, p_rstd, R, sizes, EPS: tl.constexpr, tile: tl.constexpr
 ):  # fmt: skip
-    """Write BLOCK_N elements of BLOCK_M rows; with WHOLE a block has complete rows, and their statistics are stored."""
+    """Write BLOCK_N elements of BLOCK_M rows; with WHOLE a block has complete rows, and their statistics are stored.
+
+    With p_added the rows are x + added, which are stored at p_total.
+    """
     L = sizes.L
     o_m = tl.program_id(0).to(tl.int64) * tile.BLOCK_M + tl.arange(0, tile.BLOCK_M)
     o_n = tl.program_id(1) * tile.BLOCK_N + tl.arange(0, tile.BLOCK_N)
@@ -112,6 +115,11 @@ def row_norm_kernel(
     m_mn = m_m[:, None] & (o_n < L)[None, :]
     o_x = offsets(o_m, o_n, sizes, tile)
     b_x = tl.load(p_x + o_x, mask=m_mn, other=0.0).to(tile.ACC)  # [BLOCK_M, BLOCK_N]
+    if p_added is not None:
+        b_x += tl.load(p_added + o_x, mask=m_mn, other=0.0).to(tile.ACC)
+        b_total = b_x.to(p_total.dtype.element_ty)
+        tl.store(p_total + o_x, b_total, mask=m_mn)
+        b_x = b_total.to(tile.ACC)
     if tile.WHOLE:
         b_d, b_mean = deviations(b_x, m_mn, L, tile.RMS)
         b_rstd = 1.0 / tl.sqrt(tl.sum(b_d * b_d, axis=1) / L + EPS)
@@ -157,11 +165,12 @@ def row_sums_kernel(p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, R, sizes, PER_STA
 
 @triton.jit
 def row_norm_grad_kernel(
-    p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, p_dx, p_dw, p_db, images, sizes, per, tile: tl.constexpr
+    p_x, p_dy, p_w, p_mean, p_rstd, p_g, p_gv, p_added, p_dx, p_dw, p_db, images, sizes, per, tile: tl.constexpr
 ):  # fmt: skip
     """Write dx of BLOCK_N elements of `per` rows, one group of `per` images, and their partial sums of dw and db.
 
-    With WHOLE these are complete rows, and the sums of g and g v are computed here; else they are loaded.
+    With p_added dx is the sum of the gradient and `added`. With WHOLE these are complete rows, and the sums of g and
+    g v are computed here; else they are loaded.
     """
     G, L = sizes.G, sizes.L
     i_share = tl.program_id(0) // G
@@ -200,7 +209,10 @@ def row_norm_grad_kernel(
                 else:
                     b_mean_g = tl.load(p_g + o_m, mask=m_m, other=0.0) / L
                 b_dx -= b_mean_g[:, None]
-            tl.store(p_dx + o_x, (b_dx * b_rstd).to(p_dx.dtype.element_ty), mask=m_mn)
+            b_dx *= b_rstd
+            if p_added is not None:
+                b_dx += tl.load(p_added + o_x, mask=m_mn, other=0.0).to(tile.ACC)
+            tl.store(p_dx + o_x, b_dx.to(p_dx.dtype.element_ty), mask=m_mn)
     if p_dw is not None:
         tl.store(p_dw + i_share * L + o_n, tl.sum(b_dw, axis=0), mask=o_n < L)
     if p_db is not None:
