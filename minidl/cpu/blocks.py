@@ -149,11 +149,8 @@ def _dot(translator: Translator, operation: Operation) -> list[Value]:
 
 def _as(translator: Translator, value: Value, element: str) -> Value:
     """Return a block in memory as float or double."""
-    while value.kind == "view" and value.args[0].kind in ("buffer", "view"):
-        moved = _strided(value)
-        if moved is None:
-            break
-        value = moved
+    if value.kind == "view":
+        value = _strided(value) or value
     if c_type(value.element) == c_type(element):
         return translator.force(value)
     converted = Value("compute", element, value.shape, (value,), lambda a: f"({c_type(element)}){a}", "convert")
@@ -162,8 +159,8 @@ def _as(translator: Translator, value: Value, element: str) -> Value:
 
 def _strided(value: Value) -> Value | None:
     """Return a view of a buffer as a buffer with other strides, None if it is none."""
-    source = value.args[0] if value.args[0].kind == "buffer" else _strided(value.args[0])
-    if source is None:
+    source = _strided(value.args[0]) if value.args[0].kind == "view" else value.args[0]
+    if source is None or source.kind != "buffer":
         return None
     memory, strides = source.data
     at = tuple(Index(((f"?{d}", 1),)) for d in range(len(value.shape)))
@@ -173,15 +170,17 @@ def _strided(value: Value) -> Value | None:
     return buffer(memory, value.element, value.shape, tuple(index.factor(f"?{d}") for d in range(len(value.shape))))
 
 
-def _wait(translator: Translator, operation: Operation) -> list[Value]:
+def _assembly(translator: Translator, operation: Operation) -> list[Value]:
     if "griddepcontrol" in operation.text:
         return [constant("0", operation.result_types[0].element)]
-    return [translator.compute(operation)]
+    if '"mov.b32 $0, $1;"' in operation.text:
+        return [translator.values[operation.operands[0]]]
+    raise NotImplementedError("this inline assembly")
 
 
 HANDLERS: dict[str, Handler] = {
     "arith.constant": _constant, "tt.get_program_id": _program, "tt.get_num_programs": _program,
     "tt.make_range": _range, "tt.splat": _splat, "tt.unsplat": _splat, "tt.expand_dims": _expand,
     "tt.broadcast": _broadcast, "tt.trans": _transpose, "tt.reshape": _reshape, "tt.split": _split, "tt.join": _join,
-    "tt.gather": _gather, "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.elementwise_inline_asm": _wait,
+    "tt.gather": _gather, "tt.load": _load, "tt.store": _store, "tt.dot": _dot, "tt.elementwise_inline_asm": _assembly,
 }  # fmt: skip

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ class Compiler(NamedTuple):
 def compiler() -> Compiler | None:
     """Return the first of $CC, cc, gcc, clang and the package ziglang that compiles and whose result loads, or None."""
     zig = (sys.executable, "-P", "-m", "ziglang", "cc") if util.find_spec("ziglang") else ()
-    for command in ((os.environ.get("CC", ""),), ("cc",), ("gcc",), ("clang",), zig):
+    for command in (tuple(shlex.split(os.environ.get("CC", ""))), ("cc",), ("gcc",), ("clang",), zig):
         present = command and shutil.which(command[0])
         for options in (OPTIONAL, OPTIONAL[:1], OPTIONAL[1:], ()) if present else ():
             if _works(Compiler(command, "", options)):

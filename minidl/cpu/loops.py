@@ -11,14 +11,18 @@ from collections.abc import Callable, Sequence
 
 from minidl.cpu.code import Code
 from minidl.cpu.operations import chosen
-from minidl.cpu.values import MEMORY, ZERO, Index, Indices, Value, c_type, conjuncts, integer, linear
+from minidl.cpu.values import MEMORY, ZERO, Index, Indices, Value, bytes_of, c_type, conjuncts, integer, linear
 
 Factor = int | str | None
-_COPIES = {"extsi", "extui", "bitcast", "int_to_ptr"}
+# Preferences for the inner loop: addresses that are consecutive, the same, at a distance; any others are worst.
+_SCORES: dict[Factor, int] = {1: 4, 0: 1, None: -2}
 
 
 class Nest:
-    """Loops over the indices of `shape`; `body(nest, indices)` writes the statements of an element."""
+    """Loops over the indices of `shape`; `body(nest, indices)` writes the statements of an element.
+
+    All accesses of a nest have one mask, which `deferral` ensures.
+    """
 
     def __init__(self, code: Code, shape: tuple[int, ...], pointers: Sequence[Value] = ()) -> None:
         self.code = code
@@ -40,8 +44,7 @@ class Nest:
         self.beyond = False  # in the loop behind the first false element of a mask
 
     def _score(self, variable: str, pointers: Sequence[Value]) -> int:
-        scores: dict[Factor, int] = {1: 4, 0: 1, None: -2}
-        return sum(scores.get(self.factor(each, self.indices, variable, dry=True), 0) for each in pointers)
+        return sum(_SCORES.get(self.factor(each, self.indices, variable, dry=True), 0) for each in pointers)
 
     def run(self, body: Callable[[Nest, Indices], None]) -> None:
         """Write the loops."""
@@ -94,7 +97,7 @@ class Nest:
             return
         if int(self.sizes[-1]) >= 4:
             self.code.write("#pragma GCC ivdep")
-        kind = "int64_t" if "n" in start + end else "int"
+        kind = "int64_t" if self.bounds else "int"
         self.code.write(f"for ({kind} {self.inner} = {start}; {self.inner} < {end}; {self.inner}++) {{")
         for line in lines:
             self.code.write(line)
@@ -225,6 +228,14 @@ class Nest:
             distance += " + 1"
         return distance if step == 1 else f"({distance} + {step - 1}) / {step}"
 
+    @staticmethod
+    def _of_other_elements(value: Value, factor: Factor) -> Factor:
+        """Return the factor of pointers that were cast from those to elements of another size."""
+        before, after = (bytes_of(each.element[4:-1]) for each in (value.args[0], value))
+        if before == after or factor == 0:
+            return factor
+        return factor * before // after if isinstance(factor, int) and factor * before % after == 0 else None
+
     def factor(self, value: Value, indices: Indices, variable: str, dry: bool = False) -> Factor:
         """Return by how much a value grows with a loop variable: an integer, C for one, or None if it is not linear.
 
@@ -240,8 +251,10 @@ class Nest:
             return indices[0].factor(variable)
         if value.kind != "compute":
             return None
-        if value.operation in _COPIES:
+        if value.operation == "extsi":
             return self.factor(value.args[0], indices, variable, dry)
+        if value.operation == "bitcast" and value.element.startswith("ptr<"):
+            return self._of_other_elements(value, self.factor(value.args[0], indices, variable, dry))
         if value.operation not in ("addi", "subi", "muli", "addptr"):
             return None
         a, b = (self.factor(each, indices, variable, dry) for each in value.args)

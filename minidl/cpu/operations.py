@@ -6,10 +6,11 @@ after each operation.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable
 
-from minidl.cpu.values import BYTES, c_type
+from minidl.cpu.values import bytes_of, c_type
 
 _SYMBOLS = {
     "addf": "+", "subf": "-", "mulf": "*", "divf": "/", "addi": "+", "subi": "-", "muli": "*", "andi": "&", "ori": "|",
@@ -19,8 +20,8 @@ _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": 
 _FLOATS = ("f32", "f64", "f16", "bf16")
 # Functions of libm by their names in TTIR.
 _LIBM = {"absf": "fabs", "roundeven": "rint", "powf": "pow"}
-_SAME = "acos asin atan atan2 cbrt ceil cos cosh erf exp expm1 floor fma log log10 log1p round sin sinh sqrt tan tanh"
-_LIBM |= {name: name for name in f"{_SAME} copysign exp2 log2 trunc".split()}
+_SAME = "acos asin atan atan2 cbrt ceil copysign cos cosh erf exp exp2 expm1 floor fma log log10 log1p log2 round sin"
+_LIBM |= {name: name for name in f"{_SAME} sinh sqrt tan tanh trunc".split()}
 _OURS = {"exp", "exp2", "log", "log2"}  # of prelude.h, for float
 
 Format = Callable[..., str]
@@ -46,10 +47,8 @@ def element_wise(operation: str, text: str, source: str, target: str) -> Format 
     if operation in ("tt.int_to_ptr", "tt.ptr_to_int"):
         return lambda a: f"({c_type(target)}){a}"
     if operation == "tt.addptr":
-        size = BYTES[target[4:-1]]
+        size = bytes_of(target[4:-1])
         return lambda a, b: f"{a} + (int64_t){b} * {size}"
-    if operation == "tt.elementwise_inline_asm" and '"mov.b32 $0, $1;"' in text:
-        return lambda a: a
     return None
 
 
@@ -123,6 +122,8 @@ def _conversion(name: str, source: str, target: str) -> Format:
         return lambda a: rounded(f"({kind})-({a} & 1)", target)
     if name == "trunci" and target == "i1":
         return lambda a: f"{a} & 1"
+    if name == "fptoui":
+        return lambda a: f"({kind})(u{kind}){a}"
     return lambda a: rounded(f"({kind}){a}", target)
 
 
@@ -170,7 +171,7 @@ def literal(text: str, element: str) -> str:
     if element in ("f16", "bf16"):
         return rounded(f"{value!r}f", element)
     if element == "f32":
-        value = struct.unpack("f", struct.pack("f", value))[0]
+        value = ctypes.c_float(value).value
     return f"({value.hex()}{'f' if element == 'f32' else ''})"
 
 

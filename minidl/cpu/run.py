@@ -9,8 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,31 +20,35 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature, native_specialize_impl
 
+from minidl.common import locks
 from minidl.cpu import build
 from minidl.cpu.translate import translate
+from minidl.runtime import cache_keys
 
 # Kernels are specialised as for this GPU; the TTIR of older ones has no descriptors.
 TARGET = GPUTarget("cuda", 80, 32)
+CONSTANT = "constexpr"
 _BACKEND = type(make_backend(TARGET))
 
 
 class Compiled(NamedTuple):
-    """A compiled kernel: its library, its name and line, the bytes of its blocks, and how arguments are passed."""
+    """A compiled kernel: its library, its name and line, the bytes of its blocks, and the kinds of its arguments."""
 
     library: ctypes.CDLL
     name: bytes
     address: int
     scratch: int
-    kinds: tuple[str, ...]
+    kinds: tuple[Any, ...]
 
     def bind(self, grid: tuple[int, ...], args: tuple[Any, ...], moving: tuple[int, ...] = ()) -> Launch:
         """Return a launch with these arguments, those at positions `moving` to be given as addresses."""
-        kinds, places = iter(self.kinds), []
+        places: list[int] = []
         slots: list[int] = []
-        for i, arg in enumerate(args):
+        for i, (kind, arg) in enumerate(zip(self.kinds, args, strict=False)):
             places.append(len(slots))
-            values = (0,) if i in moving else _flat((arg,))
-            slots += [_SLOTS[kind](value) for value in values if (kind := next(kinds, ""))]
+            slots += _slots(kind, 0 if i in moving else arg)
+        if any(kind != CONSTANT for kind in self.kinds[len(args) :]):
+            raise TypeError(f"{self.name.decode()}: {len(args)} arguments by position, expected all but constants")
         sizes = (ctypes.c_int64 * 3)(*(*grid, 1, 1)[:3])
         return Launch(self, (ctypes.c_int64 * len(slots))(*slots), sizes, tuple(places[i] for i in moving))
 
@@ -114,15 +117,20 @@ def _library(
 ) -> Callable[[], Compiled]:
     """Start to compile a kernel, on one of `threads`; return a function that waits for it."""
     backend, bind = make_backend(TARGET), _binder(kernel)
-    bound, specialization, extra = bind(*args, **meta)
-    options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
-    source = ASTSource(kernel, signature, constants, attributes)
+    # Tensors of minidl's kernels do not overlap, as `deferral` expects.
     defers = kernel.fn.__module__.startswith("minidl.")
-    name = f"{kernel.__name__} {source.hash()} {options.hash()} {defers}"
-    library = build.lookup(name)
+    with locks.TRITON:
+        cache_keys.compute_key(kernel)
+        bound, specialization, extra = bind(*args, **meta)
+        options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
+        kinds = tuple(map(_kind, signature.values()))
+        source = ASTSource(kernel, signature, constants, attributes)
+        name = f"{kernel.__name__} {source.hash()} {options.hash()} {defers}"
+        library = build.lookup(name)
+        code = ttir(source, options) if library is None else ""
     future: Future[ctypes.CDLL] = Future()
     if library is None:
-        text, scratch = translate(ttir(source, options), defers)
+        text, scratch = translate(code, defers)
         text += f"const int64_t scratch_bytes = {scratch};\n"
         job = name, text, ("-ffp-contract=fast" if options.enable_fp_fusion else "-ffp-contract=off",)
         if threads is None:
@@ -137,7 +145,7 @@ def _library(
         address = ctypes.cast(built.run, ctypes.c_void_p).value or 0
         scratch = ctypes.c_int64.in_dll(built, "scratch_bytes").value
         where = f"{kernel.__name__} ({kernel.fn.__code__.co_filename}:{kernel.fn.__code__.co_firstlineno})".encode()
-        compiled = Compiled(built, where, address, scratch, tuple(_kinds(signature.values())))
+        compiled = Compiled(built, where, address, scratch, kinds)
         _compiled[_key(kernel, args, meta)] = compiled
         return compiled
 
@@ -161,29 +169,27 @@ def ttir(source: Any, options: Any) -> str:
     return str(stages["ttir"](module, {}))
 
 
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        yield from _flat(value) if isinstance(value, tuple) else (value,)
+def _kind(kind: Any) -> Any:
+    """Return how an argument of this type is passed; a tuple for a tuple."""
+    if isinstance(kind, tuple | list):
+        return tuple(map(_kind, kind))
+    if kind.startswith("tensordesc"):
+        raise NotImplementedError("tensor descriptors are not supported on the CPU")
+    return "pointer" if kind.startswith("*") else kind if kind in ("fp32", "fp64", CONSTANT) else "integer"
 
 
-def _kinds(signature: Any) -> Iterator[str]:
-    """Return how each argument is passed, "" for constants."""
-    for kind in signature:
-        if isinstance(kind, tuple | list):
-            yield from _kinds(kind)
-        elif kind == "constexpr":
-            yield ""
-        elif kind.startswith("tensordesc"):
-            raise NotImplementedError("tensor descriptors are not supported on the CPU")
-        else:
-            yield "pointer" if kind.startswith("*") else kind if kind in ("fp32", "fp64") else "integer"
+def _slots(kind: Any, value: Any) -> list[int]:
+    """Return the numbers of 64 bits that pass an argument."""
+    if isinstance(kind, tuple):
+        return [slot for each in zip(kind, value, strict=True) for slot in _slots(*each)]
+    return [] if kind == CONSTANT else [_SLOTS[kind](value)]
 
 
 _SLOTS: dict[str, Callable[[Any], int]] = {
     "pointer": lambda value: value if isinstance(value, int) else int(value.data_ptr()),
     "integer": int,
-    "fp32": lambda value: int(struct.unpack("I", struct.pack("f", value))[0]),
-    "fp64": lambda value: int(struct.unpack("q", struct.pack("d", value))[0]),
+    "fp32": lambda value: int.from_bytes(ctypes.c_float(value), "little"),
+    "fp64": lambda value: int.from_bytes(ctypes.c_double(value), "little", signed=True),
 }
 
 

@@ -43,10 +43,13 @@ static void crashed(int number, siginfo_t *info, void *context) {
   char text[400];
   const char *form = "minidl: %s read or wrote outside of its tensors (signal %d); MINIDL_CPU=interpreted and "
                      "`minidl sanitize` name the line\n";
-  if (running && write(2, text, snprintf(text, sizeof text, form, running, number)) < 0) running = 0;
+  int size = running ? snprintf(text, sizeof text, form, running, number) : 0;
+  if (size && write(2, text, size < (int)sizeof text ? size : (int)sizeof text - 1) < 0) running = 0;
   sigaction(number, &former[number], 0);
   if (info->si_code <= 0) raise(number);  // sent by a process; else the instruction runs again
 }
+
+static pthread_key_t freed;  // when a thread ends
 
 static char *memory(size_t size) {
   static __thread char *block;
@@ -56,12 +59,13 @@ static char *memory(size_t size) {
     bytes = (size + 4095) / 4096 * 4096;
     block = aligned_alloc(4096, bytes);
     if (!block) bytes = 0;
+    pthread_setspecific(freed, block);
   }
   return block;
 }
 
 static int work(Kernel kernel, const char *name, const int64_t *args, const int64_t *grid, size_t scratch, int64_t begin, int64_t end) {
-  char *block = memory(scratch + 64);
+  char *block = memory(scratch + 64);  // vectors may end behind the last block
   if (!block) return 1;
   running = name;
   kernel(args, block, grid, begin, end);
@@ -150,6 +154,7 @@ int launch(
 }
 
 __attribute__((constructor)) static void prepare(void) {
+  pthread_key_create(&freed, free);
   struct sigaction action = {.sa_sigaction = crashed, .sa_flags = SA_NODEFER | SA_ONSTACK | SA_SIGINFO};
   pthread_atfork(0, 0, after_fork);
   sigaction(SIGSEGV, &action, &former[SIGSEGV]);

@@ -15,12 +15,19 @@ from minidl.cpu.loops import Nest
 from minidl.cpu.ttir import Function, Operation, Type
 from minidl.cpu.values import Indices, Value, buffer, c_type, contiguous, name, size_of
 
-HEAVY = {"exp", "exp2", "log", "log2", "erf", "sin", "cos", "tanh", "pow", "rsqrt", "sqrt", "divf", "precise_divf"}
-DIVISIONS = {"divsi", "remsi"}  # never vectorised: each is computed once, outside of the loops that use it
+HEAVY = {
+    "exp", "exp2", "log", "log2", "erf", "sin", "cos", "tanh", "pow", "rsqrt", "sqrt", "divf", "precise_divf",
+    "precise_sqrt",
+}  # fmt: skip
+DIVISIONS = {"divsi", "remsi", "divui", "remui"}  # never vectorised: computed once, outside of the loops that use them
 IGNORED = {
     "tt.return", "llvm.intr.assume", "tt.assert", "tt.print", "tt.grid_dependency_wait",
     "tt.grid_dependency_launch_dependents",
 }  # fmt: skip
+
+
+class UnsupportedError(NotImplementedError):
+    """An operation that is not supported on the CPU, with its line."""
 
 
 class Translator:
@@ -95,7 +102,7 @@ class Translator:
         self.forced, self.code.bytes, self.scope = before, used, scope
 
     def owned(self, value: Value) -> Value:
-        """Note that a buffer holds nothing but this value, in this scope; return it."""
+        """Note that a buffer has nothing but this value, in this scope, so that its last use may overwrite it."""
         self.owners[value] = self.scope
         return value
 
@@ -114,9 +121,11 @@ class Translator:
                 continue
             try:
                 results = self.operation(operation)
+            except UnsupportedError:  # in a region of this operation
+                raise
             except NotImplementedError as error:
                 where = self.function.line_of(operation)
-                raise NotImplementedError(f"{where}: {error} is not supported on the CPU") from None
+                raise UnsupportedError(f"{where}: {error} is not supported on the CPU") from None
             self.values.update(zip(operation.results, results, strict=True))
         return []
 

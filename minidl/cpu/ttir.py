@@ -160,6 +160,8 @@ def _block(lines: Iterator[str]) -> tuple[list[Operation], str]:
 def _operation(line: str, lines: Iterator[str]) -> Operation:
     location, line = _split_location(line)
     match = _OPERATION.match(line)
+    if line.startswith("^"):
+        raise NotImplementedError("an early return is not supported on the CPU: put the rest of the kernel into `if`")
     if match is None:
         raise ValueError(f"cannot read the operation {line[:200]!r}")
     names, name, rest = match.groups()

@@ -1,12 +1,12 @@
 """Blocks as expressions: a value is a function of the indices of its elements, and takes memory only where it must.
 
-- range: `tl.arange`, the index plus a constant
-- compute: an operation on elements with the same indices
-- view: another value at other indices, for example a broadcast or transposed one
-- buffer: memory that a load, a product, a reduction or a loop has filled
-- load: elements in a tensor's memory, loaded by the loop that uses them (`deferral`)
-- name: a number in a variable of C
-- constant: one number for all elements
+- range: `tl.arange`, the index plus a constant, `data`
+- compute: an operation on elements with the same indices; `data` makes C of the C of its operands
+- view: another value at other indices, for example a broadcast or transposed one; `data` makes its indices of these
+- buffer: memory that a load, a product, a reduction or a loop has filled; `data` is its name and strides
+- load: elements in a tensor's memory, loaded by the loop that uses them (`deferral`); `data` is (pointer, mask, other)
+- name: a number in a variable of C, `data`
+- constant: one number for all elements, as C in `data`
 - join: two values, chosen by the last index
 """
 
@@ -73,7 +73,7 @@ ZERO = Index()
 
 @dataclass(eq=False)
 class Value:
-    """A block, or a number (shape ()). `data` depends on the kind."""
+    """A block, or a number (shape ()), of one of the kinds above."""
 
     kind: str
     element: str
@@ -87,10 +87,15 @@ class Value:
         return Value("view", self.element, shape, (self,), at)
 
     def pointers(self) -> list[Value]:
-        """Return the pointers of the loads in this expression."""
+        """Return the pointers of the loads in this expression; a chain of `deferral` has no views."""
         if self.kind == "load":
             return [self.data[0]]
         return [pointer for each in self.args for pointer in each.pointers()] if self.kind == "compute" else []
+
+
+def bytes_of(element: str) -> int:
+    """Return the bytes of an element in the memory of tensors. Raises NotImplementedError for a type without one."""
+    return 8 if element.startswith("ptr<") else BYTES[element] if c_type(element) else 0
 
 
 def name(text: str, element: str) -> Value:
@@ -137,8 +142,11 @@ def integer(value: Value) -> int | None:
     """Return the number of a constant integer, None for any other value."""
     if value.kind == "constant" and re.fullmatch(r"-?\d+", value.data):
         return int(value.data)
-    if value.kind == "view" or (value.kind == "compute" and value.operation in ("extsi", "extui", "trunci")):
+    if value.kind == "view":
         return integer(value.args[0])
+    if value.kind == "compute" and value.operation in ("extsi", "extui", "trunci"):
+        number, most = integer(value.args[0]), 1 if value.element == "i1" else 2 ** (8 * BYTES[value.element] - 1) - 1
+        return number if number is not None and 0 <= number <= most else None
     return None
 
 
