@@ -30,7 +30,7 @@ def _range(translator: Translator, operation: Operation) -> list[Value]:
 def _splat(translator: Translator, operation: Operation) -> list[Value]:
     value, kind = translator.values[operation.operands[0]], operation.result_types[-1]
     result = value.viewed(kind.shape, lambda at: (ZERO,) * len(value.shape))
-    return [result if kind.is_tensor else translator.variable(result)]
+    return [result if kind.shape else translator.variable(result)]
 
 
 def _expand(translator: Translator, operation: Operation) -> list[Value]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from minidl.common import write_files
 
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-shared", "-fPIC")
 # The second because GCC 12 vectorises loops with branches wrongly in places.
 OPTIONAL = ("-mprefer-vector-width=512", "-fno-tree-loop-if-convert")
 NO_COMPILER = "no C compiler works: install gcc or clang, or run pip install ziglang"

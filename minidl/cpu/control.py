@@ -18,9 +18,9 @@ from minidl.cpu.values import Value, c_type, name
 class Variable:
     """A value that a loop or a branch changes: a variable of C, or two buffers that change roles."""
 
-    def __init__(self, translator: Translator, element: str, shape: tuple[int, ...], is_tensor: bool) -> None:
-        self.translator, self.is_tensor = translator, is_tensor
-        if is_tensor:
+    def __init__(self, translator: Translator, element: str, shape: tuple[int, ...]) -> None:
+        self.translator, self.is_tensor = translator, bool(shape)
+        if shape:
             self.value, self.next = (translator.memory(element, shape) for _ in range(2))
         else:
             self.value = name(translator.code.fresh("s"), element)
@@ -66,7 +66,7 @@ def _for(translator: Translator, operation: Operation) -> list[Value]:
     for each, start in pairs:
         first = translator.values[start]
         if growth[each] is None:
-            carried[each] = Variable(translator, first.element, first.shape, bool(first.shape))
+            carried[each] = Variable(translator, first.element, first.shape)
             carried[each].set(first)
     kind = c_type(low.element)
     code.write(f"int64_t {turn} = 0;")
@@ -100,7 +100,7 @@ def _growth(translator: Translator, region: Region, argument: str, position: int
     last = next((each for each in region.operations if result in each.results), None)
     if last is None or last.name not in ("arith.addi", "tt.addptr") or last.operands[0] != argument:
         return None
-    return _invariant(translator, region, last.operands[1]) if Type.parse(last.types.split(", ")[0]).is_tensor else None
+    return _invariant(translator, region, last.operands[1]) if Type.parse(last.types.split(", ")[0]).shape else None
 
 
 def _invariant(translator: Translator, region: Region, value: str) -> Value | None:
@@ -128,7 +128,7 @@ def _grown(start: Value, growth: Value | None, turn: str) -> Value:
 def _if(translator: Translator, operation: Operation) -> list[Value]:
     code = translator.code
     types = operation.result_types if operation.results else []
-    variables = [Variable(translator, each.element, each.shape, each.is_tensor) for each in types]
+    variables = [Variable(translator, each.element, each.shape) for each in types]
     code.write(f"if ({translator.number(translator.values[operation.operands[0]])}) {{")
 
     def branch(region: Region) -> None:
@@ -147,10 +147,10 @@ def _while(translator: Translator, operation: Operation) -> list[Value]:
     code, (before, after) = translator.code, operation.regions
     pairs = operation.carried
     starts = [translator.values[start] for _, start in pairs]
-    carried = [Variable(translator, each.element, each.shape, bool(each.shape)) for each in starts]
+    carried = [Variable(translator, each.element, each.shape) for each in starts]
     for variable, start in zip(carried, starts, strict=True):
         variable.set(start)
-    results = [Variable(translator, kind.element, kind.shape, kind.is_tensor) for kind in operation.result_types]
+    results = [Variable(translator, kind.element, kind.shape) for kind in operation.result_types]
     code.write("while (1) {")
 
     def body() -> None:

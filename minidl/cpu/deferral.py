@@ -52,7 +52,7 @@ def _of_body(body: Body, uses: Mapping[str, int], root: Callable[[str], str]) ->
     users = {operand: i for i, operation in enumerate(body) for operand in operation.operands}
     chains: dict[str, list[list[str]]] = {}  # operands and results of loads, by the value at the end of their chain
     for i, load in enumerate(body):
-        if load.name == "tt.load" and load.result_types[-1].is_tensor and (end := _end(body, i, users, uses)):
+        if load.name == "tt.load" and load.result_types[-1].shape and (end := _end(body, i, users, uses)):
             pointer, mask, *_ = *load.operands, ""
             chains.setdefault(end, []).append([pointer, mask, *load.results])
     for end, loads in chains.items():

@@ -15,9 +15,8 @@ from minidl.cpu.values import ZERO, Index, Indices, Value, buffer, name, size_of
 def _combine(translator: Translator, operation: Operation, left: list[str], right: list[str]) -> list[str]:
     """Write the region of a reduction for two elements; return C for the results."""
     region = operation.regions[0]
-    elements = [kind.element for _, kind in region.arguments]
-    for (each, _), text, element in zip(region.arguments, left + right, elements, strict=True):
-        translator.values[each] = name(text, element)
+    for (each, kind), text in zip(region.arguments, left + right, strict=True):
+        translator.values[each] = name(text, kind.element)
     return [translator.number(value) for value in translator.block(region.operations)]
 
 

@@ -146,7 +146,7 @@ class Translator:
         if kind in ("cmpi", "cmpf"):
             kind = operation.text.split(",")[0].strip()
         value = Value("compute", result.element, result.shape, tuple(args), form, kind)
-        if not result.is_tensor:
+        if not result.shape:
             return name(self.code.assign(form(*map(self.number, args)), result.element), result.element)
         is_reused = kind in HEAVY and self.uses.get(operation.results[0], 0) > 1
         if size_of(value.shape) > 1 and (is_reused or kind in DIVISIONS):
@@ -160,7 +160,7 @@ def result_type(operation: Operation) -> Type:
     if not types:
         raise NotImplementedError(operation.name)
     if operation.name in ("arith.cmpi", "arith.cmpf"):
-        return Type("i1", types[0].shape, types[0].is_tensor)
+        return Type("i1", types[0].shape)
     if operation.name == "tt.addptr":
         return types[0]
     return types[-1]

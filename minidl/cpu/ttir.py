@@ -7,9 +7,10 @@ A line is an operation; `scf.for`, `scf.if`, `scf.while`, `tt.reduce` and `tt.sc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -27,7 +28,6 @@ class Type:
 
     element: str
     shape: tuple[int, ...] = ()
-    is_tensor: bool = False
 
     @staticmethod
     def parse(text: str) -> Type:
@@ -35,7 +35,7 @@ class Type:
         text = text.strip()
         if text.startswith("tensor<"):
             *shape, element = re.split(r"(?<=\d)x", text[7:-1])
-            return Type(element.removeprefix("!tt."), tuple(map(int, shape)), True)
+            return Type(element.removeprefix("!tt."), tuple(map(int, shape)))
         return Type(text.removeprefix("!tt."))
 
 
@@ -58,7 +58,7 @@ class Operation:
     regions: list[Region]
     location: str = ""
 
-    @property
+    @functools.cached_property
     def operands(self) -> list[str]:
         """The names of values in the text, in order, without those that it defines."""
         return re.findall(_NAME + r"(?![\w.$#-]| = )", self.text)
@@ -123,24 +123,23 @@ def parse(text: str) -> Function:
 
 def _unique(lines: Iterable[str]) -> Iterator[str]:
     """Yield the lines with one name for each value: regions beside each other use names twice."""
-    scopes: list[dict[str, str]] = [{}]
+    scope: ChainMap[str, str] = ChainMap()
     counts: Counter[str] = Counter()
 
     def define(names: list[str]) -> None:
         for name in names:
-            scopes[-1][name] = f"{name}${counts[name]}" if counts[name] else name
+            scope[name] = f"{name}${counts[name]}" if counts[name] else name
             counts[name] += 1
 
     for line in lines:
         if line.startswith("}"):
-            scopes.pop()
+            scope = scope.parents
         results, _, rest = line.partition(" = ") if line.startswith("%") else ("", "", line)
         define(re.findall(_BASE, results))
         if line.endswith("{"):
-            scopes.append({})
+            scope = scope.new_child()
         define(re.findall(_BASE + ("(?=: )" if line.startswith("^") else "(?= = )"), rest))
-        names = dict(item for scope in scopes for item in scope.items())
-        yield re.sub(_BASE, lambda match: names.get(match[0], match[0]), line)  # noqa: B023
+        yield re.sub(_BASE, lambda match: scope.get(match[0], match[0]), line)  # noqa: B023
 
 
 def _declarations(text: str) -> list[tuple[str, Type]]:

@@ -37,12 +37,12 @@ def test_regions_arguments_types_and_lines():
     assert function.parameters[0][1].element[4:-1] == "f16"
     *_, loop, _ = function.body
     assert loop.results == ["%a#0", "%a#1"]
-    assert loop.result_types == [ttir.Type("f32", (4, 8), True), ttir.Type("i32")]
+    assert loop.result_types == [ttir.Type("f32", (4, 8)), ttir.Type("i32")]
     reduction, _, branch, _ = loop.regions[0].operations
     assert reduction.integer("axis") == 1
     assert reduction.regions[0].arguments == [("%l", ttir.Type("f32")), ("%r", ttir.Type("f32"))]
     assert [each.name for each in reduction.regions[0].operations] == ["arith.addf", "tt.reduce.return"]
-    assert reduction.result_types == [ttir.Type("f32", (4,), True)]
+    assert reduction.result_types == [ttir.Type("f32", (4,))]
     assert [len(region.operations) for region in branch.regions] == [1, 1]
     assert function.line_of(function.body[0]) == function.line_of(loop) == "kernel.py:7"
     assert function.line_of(function.body[1]) == ""
