@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from benchmarks.bench import drawn_results
+from benchmarks.bench import drawn_peers, drawn_results
 from benchmarks.bench.drawn_results import Drawn
 from minidl.common.console import rich_console
 from minidl.errors import ConfigError
@@ -53,13 +53,14 @@ def comparisons(results: Drawn) -> Iterator[Comparison]:
     if entry is None:
         raise ConfigError(f"rows on {device}: expected a device that has constants")
     constants, figures = entry
-    itemsize = getattr(torch, dtype).itemsize
+    itemsize = drawn_peers.dtype_of(dtype).itemsize
     for row in results.measured:
         if row["of"] in KINDS and isinstance(row.get("plan"), str):
             shape = drawn.draw(row["of"], results.about["seed"], row["index"], itemsize)
             if str(shape) != row["shape"] or row["direction"] not in drawn_conv.DIRECTIONS:
                 raise ConfigError(f"the row {row['name']} has the shape {row['shape']}, but its seed draws {shape}")
-            yield _comparison(row, shape, getattr(torch, dtype), constants, int(figures.processors))
+            with drawn_peers.in_precision(dtype):
+                yield _comparison(row, shape, drawn_peers.dtype_of(dtype), constants, int(figures.processors))
 
 
 def _comparison(row: dict[str, Any], shape: Any, dtype: torch.dtype, constants: Any, processors: int) -> Comparison:

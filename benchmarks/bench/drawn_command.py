@@ -31,9 +31,10 @@ class DrawnOptions(Settings):
         Literal["conv", "conv_transpose", "conv1d", "conv3d", "gemm", "softmax", "norm", "pool", "reduce", "all"],
         Field(description="With --drawn: operation to measure:"),
     ] = "conv"
-    dtype: Annotated[Literal["float16", "bfloat16", "float32"], Field(description="With --drawn: data type:")] = (
-        "float16"
-    )
+    dtype: Annotated[
+        Literal["float16", "bfloat16", "float32", "tf32"],
+        Field(description="With --drawn: data type; tf32 is float32 with TF32 products on both sides."),
+    ] = "float16"
     from_: Annotated[int, Field(ge=0, le=999_999, description="With --drawn: index of the first shape to measure.")] = 0
     minutes: Annotated[
         float | None,
@@ -106,9 +107,10 @@ def part_of(items: Sequence[T], part: str) -> Sequence[T]:
 
 
 def _list(config: DrawnOptions, indices: Sequence[int]) -> None:
+    from benchmarks.bench.drawn_peers import dtype_of
     from minidl.tools.tuning.drawn import KINDS, draw
 
-    itemsize = 4 if config.dtype == "float32" else 2
+    itemsize = dtype_of(config.dtype).itemsize
     for of in KINDS if config.of == "all" else (config.of,):
         for index in indices:
             prefix = f"{of}: " if config.of == "all" else ""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import drawn_conv
+from minidl.runtime import launch
 from minidl.tools.bench.measure import Work
 from minidl.tools.bench.sides import Call
 from minidl.tools.first_line import first_line
@@ -22,13 +23,30 @@ SOON = 1e10
 FEWER = 32
 # From this ratio to the other memory format, both without a search, a search cannot make the peer the best.
 FAR, NOISE = 3.0, 0.02  # ms
+TF32 = "tf32"  # a setting `dtype` of drawn rows: float32 with products in this precision
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """Return the data type of the setting `dtype`: float32 for tf32."""
+    dtype: torch.dtype = getattr(torch, "float32" if name == TF32 else name)
+    return dtype
+
+
+def in_precision(name: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context with the precision of float32 products that the setting `dtype` names."""
+    return launch.in_precision(TF32) if name == TF32 else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def torch_at_its_best(search: bool = True) -> Iterator[None]:
-    """A context in which cuDNN searches its fastest algorithm, without TF32 for float32."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=False):
-        yield
+    """A context in which cuDNN searches its fastest algorithm, with TF32 for float32 only if minidl uses it."""
+    tf32, products = launch.float32_precision() == TF32, torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, tf32
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=tf32):
+            yield
+    finally:
+        products.allow_tf32 = before
 
 
 def chosen(

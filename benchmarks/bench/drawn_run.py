@@ -81,7 +81,7 @@ class Row:
 
 def remaining(results: Drawn, indices: Iterable[int], device: str, regret: bool) -> list[Row]:
     """Return the rows of these shapes to measure; rows that did not end are repeated without cuDNN's search."""
-    seed, dtype = results.about["seed"], getattr(torch, results.about["dtype"])
+    seed, dtype = results.about["seed"], drawn_peers.dtype_of(results.about["dtype"])
     operations = KINDS if results.about["of"] == EVERY else (results.about["of"],)
     rows = []
     for index, of in itertools.product(indices, operations):
@@ -108,7 +108,10 @@ def run(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     clock = make_clock or partial(Replay, target_ms=TARGET_MS, longest=CALLS)
     left = len(rows)
-    with drawn_peers.torch_at_its_best(), _progress(console) as progress, contextlib.ExitStack() as ending:
+    with contextlib.ExitStack() as ending:
+        ending.enter_context(drawn_peers.in_precision(results.about["dtype"]))
+        ending.enter_context(drawn_peers.torch_at_its_best())
+        progress = ending.enter_context(_progress(console))
         task = progress.add_task("", total=len(rows))
         compiled = drawn_ahead.Compiled(rows, regret, parts)
         ending.callback(compiled.end)

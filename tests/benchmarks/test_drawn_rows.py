@@ -27,6 +27,7 @@ from benchmarks.bench.drawn_results import Drawn
 from minidl.compilation import rehearsal
 from minidl.errors import ConfigError
 from minidl.kernels import conv
+from minidl.runtime import launch
 from minidl.tools.bench import measure
 from minidl.tools.bench.measure import HostClock, Replay, in_turn
 from minidl.tools.tuning import drawn_conv as layers
@@ -78,6 +79,24 @@ def run(results, count, regret=False, **how):
     )
     assert left == len(rows) - len(saved)
     return left
+
+
+def test_tf32_is_used_on_both_sides(drawing, monkeypatch):
+    drawing(CONV)
+    measured, settings = drawn_run.measured, set()
+
+    def watched(*args, **named):
+        settings.add((
+            launch.float32_precision(), torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        ))  # fmt: skip
+        return measured(*args, **named)
+
+    monkeypatch.setattr(drawn_run, "measured", watched)
+    results = empty_results("conv", "tf32")
+    assert run(results, 1) == 0
+    assert settings == {("tf32", True, True)}
+    assert [row["dtype"] for row in results.rows.values() if row["error_ok"]] == ["float32"] * 3
+    assert (launch.float32_precision(), torch.backends.cuda.matmul.allow_tf32) == ("tf32x3", False)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
