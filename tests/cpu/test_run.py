@@ -8,6 +8,7 @@ import triton.language as tl
 import minidl
 from minidl import nn, ops, optim
 from minidl.runtime import launch
+from minidl.runtime.cost_model import devices, selection
 
 pytestmark = pytest.mark.skipif(not launch.COMPILED_CPU, reason="kernels are not compiled for the CPU here")
 
@@ -102,3 +103,10 @@ def test_replayed_calls_read_their_new_tensors():
     before = total.to_torch().clone()
     ops.add(total, total)
     assert torch.equal(total.to_torch(), before)
+
+
+def test_plans_have_estimates_of_a_cpu_and_recorded_ones_those_of_their_gpu():
+    file = devices.of_file(devices.usual("cpu"))
+    assert selection.of(launch.target()) is file
+    with launch.record(lambda *launched: None, "sm_80"):
+        assert selection.of("sm_80") is devices.of_file(devices.usual("sm_80")) is not file

@@ -24,7 +24,7 @@ from minidl.runtime.cost_model.schema import Constants, Figures, Products, Throu
 FOLDER = Path(__file__).parent / "constants"
 NAME = "estimates.json"
 # The file that is used without a device of the target.
-USUAL = {"sm_90": "nvidia-h100", "sm_80": "nvidia-a100", "interpreted": "interpreted"}
+USUAL = {"sm_90": "nvidia-h100", "sm_80": "nvidia-a100", "interpreted": "interpreted", "cpu": "cpu"}
 NEAR = 0.1  # the share by which a board's memory may differ from its file's
 _CURE = "delete it; `minidl tune --estimates` can then make a new one"
 PARTS = {"device", "date", "source", "figures", "base", "constants"}
@@ -36,7 +36,7 @@ RATES = (
 
 
 def usual(target: str) -> Path:
-    """Return the file that is used for a target without a device."""
+    """Return the file that is used for a target without a device, or for "cpu", kernels that are compiled for it."""
     return FOLDER / f"{USUAL[target]}.json"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-from minidl.runtime import launch
+from minidl.runtime import launch, launch_hooks
 from minidl.runtime.cost_model import devices, schema
 from minidl.runtime.cost_model.schema import Constants
 
@@ -26,11 +26,13 @@ class _State:
 
 
 def of(target: str) -> Constants:
-    """Return the constants for a target: of the current device if it has this target, else of the usual device.
+    """Return the constants for a target: of the current device if it has this target, else of the usual device; of the
+    CPU if kernels are compiled for it.
 
     Raises TableError for a file of MINIDL_TILES that this version cannot use.
     """
-    return _State.override or _of(target)
+    on_cpu = launch.COMPILED_CPU and not launch_hooks.for_other_target()
+    return _State.override or _of("cpu" if on_cpu else target)
 
 
 def rate(target: str, dtype: torch.dtype, precision: str) -> float:
