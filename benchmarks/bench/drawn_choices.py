@@ -60,7 +60,8 @@ def comparisons(results: Drawn) -> Iterator[Comparison]:
             if str(shape) != row["shape"] or row["direction"] not in drawn_conv.DIRECTIONS:
                 raise ConfigError(f"the row {row['name']} has the shape {row['shape']}, but its seed draws {shape}")
             with drawn_peers.in_precision(dtype):
-                yield _comparison(row, shape, drawn_peers.dtype_of(dtype), constants, int(figures.processors))
+                compared = _comparison(row, shape, drawn_peers.dtype_of(dtype), constants, int(figures.processors))
+            yield compared
 
 
 def _comparison(row: dict[str, Any], shape: Any, dtype: torch.dtype, constants: Any, processors: int) -> Comparison:

@@ -95,7 +95,9 @@ class Value:
 
 def bytes_of(element: str) -> int:
     """Return the bytes of an element in the memory of tensors. Raises NotImplementedError for a type without one."""
-    return 8 if element.startswith("ptr<") else BYTES[element] if c_type(element) else 0
+    if element not in BYTES and not element.startswith("ptr<"):
+        raise NotImplementedError(f"the type {element}")
+    return BYTES.get(element, 8)
 
 
 def name(text: str, element: str) -> Value:
@@ -144,8 +146,9 @@ def integer(value: Value) -> int | None:
         return int(value.data)
     if value.kind == "view":
         return integer(value.args[0])
-    if value.kind == "compute" and value.operation in ("extsi", "extui", "trunci"):
-        number, most = integer(value.args[0]), 1 if value.element == "i1" else 2 ** (8 * BYTES[value.element] - 1) - 1
+    if value.kind == "compute" and value.operation in ("extsi", "extui", "trunci") and value.args[0].element != "i1":
+        number = integer(value.args[0])
+        most = 1 if value.element == "i1" else 2 ** (8 * BYTES[value.element] - 1) - 1
         return number if number is not None and 0 <= number <= most else None
     return None
 

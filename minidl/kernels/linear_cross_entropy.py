@@ -130,7 +130,7 @@ def _check(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> None:
     if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(
             f"{op}: input is {list(x.shape)} and linear_weight {list(w.shape)}, expected [in_features] or "
-            "[N, in_features], and [classes, ..., in_features]; flatten other inputs and targets"
+            "[N, in_features], and [classes, in_features]; flatten other inputs and targets"
         )
     if bias is not None and bias.shape != w.shape[:1]:
         raise ValueError(f"{op}: linear_bias has shape {list(bias.shape)}, expected [{len(w)}]")

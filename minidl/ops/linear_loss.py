@@ -67,6 +67,7 @@ def linear_cross_entropy(
             )
     index = -100 if ignore_index is None else check.integer("linear_cross_entropy", "ignore_index", ignore_index)
     if linear_weight.ndim > 2:
+        _check_more(input, linear_weight, linear_bias)
         bias = None if linear_bias is None else linear_bias.reshape(-1)
         logits = linear(input, linear_weight.flatten(0, -2), bias)
         logits = logits.reshape(*input.shape[:-1], *linear_weight.shape[:-1])
@@ -81,3 +82,15 @@ def linear_cross_entropy(
         input, linear_weight, linear_bias, target, weight, index, reduction, label_smoothing
     )  # fmt: skip
     return loss[0] if is_single and reduction == "none" else loss
+
+
+def _check_more(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if input.ndim != 2 or input.shape[1] != weight.shape[-1]:
+        raise ValueError(
+            f"linear_cross_entropy: input is {list(input.shape)} and linear_weight {list(weight.shape)}, expected "
+            "[N, in_features] and [classes, ..., in_features]"
+        )
+    if bias is not None and bias.shape != weight.shape[:-1]:
+        raise ValueError(
+            f"linear_cross_entropy: linear_bias has shape {list(bias.shape)}, expected {list(weight.shape[:-1])}"
+        )

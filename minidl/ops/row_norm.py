@@ -115,7 +115,7 @@ def add_rms_norm(
     input: Tensor, residual: Tensor, normalized_shape: Sequence[int] | int, weight: Tensor | None = None,
     eps: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (`rms_norm` of the sum, input + residual), in one kernel forward and one backward, for Transformers.
+    """Return (`rms_norm` of the sum, input + residual) in as few launches as `rms_norm` if rows fit a block.
 
     Shapes: residual as input; else shapes and errors as `rms_norm`. The sum is rounded to input's dtype before it is
     normalised (as in Liger Kernel, arXiv 2410.10989).

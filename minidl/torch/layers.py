@@ -97,7 +97,8 @@ class _Linear(Layer):
 
 class _CrossEntropy(Layer):
     def _minidl_takes(self: Any, input: Any, *more: Any) -> bool:
-        return super()._minidl_takes(input) and len(more) == 1 and not more[0].requires_grad
+        has_target = len(more) == 1 and isinstance(more[0], torch.Tensor)
+        return has_target and super()._minidl_takes(input) and not more[0].requires_grad
 
     def _minidl_forward(self: Any, *inputs: Any, **_: Any) -> Any:
         options = {name: getattr(self, name) for name in ("weight", "ignore_index", "reduction", "label_smoothing")}

@@ -189,6 +189,16 @@ def test_inputs_by_name_take_the_operator(device, make, inputs):
         ours(images=tensors["input"])
 
 
+def test_a_missing_target_by_name_is_torchs_error(device):
+    x = torch.randn(2, 3, device=device)
+    errors = []
+    for loss in (mt.accelerate(nn.CrossEntropyLoss()), nn.CrossEntropyLoss()):
+        with pytest.raises(TypeError) as error:
+            loss(input=x, target=None)
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
 def test_results_do_not_depend_on_the_batch(device):
     torch.manual_seed(0)
     convolutions = nn.Sequential(

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from minidl.kernels import conv
-from minidl.kernels.conv import split_box, split_grad_weight
+from minidl.kernels.conv import split_box, split_grad_weight, split_places
 from minidl.kernels.conv.geometry import Geometry
 from minidl.kernels.conv.problem import FORWARD, GRAD_WEIGHT, Problem
 from minidl.runtime import launch, tiles
@@ -22,6 +22,7 @@ SHAPES = {
     "dilation and strides": ((3, 3), (2, 2), (2, 2), (3, 1), 1),
     "1x1": ((1, 1), (1, 1), (0, 0), (1, 1), 1),
     "1x1 of groups": ((1, 1), (1, 1), (0, 0), (1, 1), 3),
+    "a row of groups": ((1, 2), (1, 1), (0, 0), (1, 1), 2),
     "a row": ((1, 4), (1, 1), (0, 2), (1, 1), 1),
     "a row with padding above": ((1, 2), (1, 1), (2, 0), (1, 2), 1),
     "groups": ((3, 3), (1, 1), (1, 1), (1, 1), 4),
@@ -52,7 +53,14 @@ def gradient(x, w, dy, name):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
     "sizes",
-    [{}, {"N": 1, "C": 1, "M": 1}, {"N": 5, "C": 33, "M": 70, "size": (7, 9)}, {"C": 40, "M": 36, "size": (7, 5)}],
+    [
+        {},
+        {"N": 1, "C": 1, "M": 1},
+        {"N": 5, "C": 33, "M": 70, "size": (7, 9)},
+        {"C": 40, "M": 36, "size": (7, 5)},
+        {"C": 4, "M": 2, "size": (6, 5)},
+        {"C": 66, "M": 64, "size": (5, 6)},
+    ],
 )
 def test_the_weight_gradient_drops_at_most_the_product_of_the_lower_parts(name, sizes):
     x, w, dy, geometry = tensors(name, **sizes)
@@ -82,17 +90,20 @@ def test_one_part_is_the_nearest_tf32_number(name):
     assert ((dw.double() - exact).abs() <= (2.0**-10 + 2.0**-20 + (pixels + 2) * 2.0**-23) * total).all()
 
 
-@pytest.mark.parametrize(("images", "slices"), [(6, 3), (7, 7), (4, 2)])
+@pytest.mark.parametrize(("images", "slice", "rest"), [(6, 2, 0), (7, 2, 1), (3, 1, 0)])
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
-def test_slices_of_images(monkeypatch, images, slices, precision):
-    x, w, dy, geometry = tensors("strides", N=images)
-    exact, total = gradient(x, w, dy, "strides")
+@pytest.mark.parametrize("name", ["strides", "1x1"])
+def test_slices_of_images(monkeypatch, name, images, slice, rest, precision):
+    x, w, dy, geometry = tensors(name, N=images)
+    exact, total = gradient(x, w, dy, name)
     with launch.in_precision(precision):
         whole = conv.grad_weight(x, dy, geometry, form="split")
         problem = Problem(GRAD_WEIGHT, geometry, images, 8, 12, torch.float32, precision, form="split")
-        monkeypatch.setattr(split_grad_weight.split, "MOST", split_grad_weight._written(problem._replace(N=2)))
+        most = split_places.written(split_places.slice_of(problem._replace(N=slice))[0])
+        monkeypatch.setattr(split_places, "MOST", int(1.1 * most))
         tiles.forget()
-        assert split_grad_weight.prepare(problem).slices == slices
+        prepared = split_grad_weight.prepare(problem)
+        assert (prepared.images, prepared.rest.images if prepared.rest else 0) == (slice, rest)
         dw = conv.grad_weight(x, dy, geometry, form="split")
     tiles.forget()
     for each in (whole, dw):
@@ -129,8 +140,9 @@ def test_parts_beyond_the_limit_are_left_to_other_forms():
         GRAD_WEIGHT, geometry, 32, 64, 64, torch.float32, "tf32x3", target="sm_90", processors=132
     )  # fmt: skip
     assert split_grad_weight.able(problem)
-    assert split_grad_weight.prepare(problem).slices == 2
-    assert split_grad_weight.prepare(problem._replace(precision="tf32")).slices == 1
+    prime = split_grad_weight.prepare(problem._replace(N=127))
+    assert (split_grad_weight.prepare(problem).images, prime.images, prime.rest.images) == (20, 20, 7)
+    assert split_grad_weight.prepare(problem._replace(precision="tf32")).images == 32
     assert "not float32" in split_grad_weight.able(problem._replace(precision="ieee"))
     large = Geometry.of((20000, 20000), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     assert "more than 2 GiB" in split_grad_weight.able(problem._replace(geometry=large, N=2))

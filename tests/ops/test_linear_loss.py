@@ -72,5 +72,11 @@ def test_a_weight_of_more_dimensions_gives_logits_of_more(device, reduction, pro
     expected.sum().backward()
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.grad.data, other.grad)
-    with pytest.raises(ValueError, match="linear: "):
+    shapes = r"input is \[4, 4\] and linear_weight \[3, 2, 7, 5\], expected \[N, in_features\]"
+    with pytest.raises(ValueError, match=f"linear_cross_entropy: {shapes}"):
         ops.linear_cross_entropy(ours[0][:, :4], ours[1], from_torch(target))
+    for input in (ours[0][0], ops.stack([ours[0], ours[0]])):
+        with pytest.raises(ValueError, match="linear_cross_entropy: input is"):
+            ops.linear_cross_entropy(input, ours[1], from_torch(target))
+    with pytest.raises(ValueError, match=r"linear_bias has shape \[3, 14\], expected \[3, 2, 7\]"):
+        ops.linear_cross_entropy(*ours[:2], from_torch(target), linear_bias=ops.reshape(ours[2], 3, 14))

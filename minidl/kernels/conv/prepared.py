@@ -47,13 +47,12 @@ class Shares(NamedTuple):
 
     def run(self, dy: torch.Tensor, *others: Any) -> torch.Tensor:
         """Return the gradient: the partial sums of all shares, added in a fixed order."""
-        partial = self.partial(dy.dtype, dy.device)
+        partial = self.partial(dy.dtype, dy.device, self.number)
         self.launch.run(dy, *others, partial)
         return self.total(partial, dy.dtype)
 
-    def partial(self, dtype: torch.dtype, device: torch.device, slices: int = 1) -> torch.Tensor:
-        """Return an uninitialised tensor for the partial sums of all shares of `slices` launches."""
-        shares = slices * self.number
+    def partial(self, dtype: torch.dtype, device: torch.device, shares: int) -> torch.Tensor:
+        """Return an uninitialised tensor for the partial sums of this many shares, of one launch or of several."""
         dtype = dtype if shares == 1 else launch.acc_torch(dtype)
         return torch.empty(shares, math.prod(self.shape), dtype=dtype, device=device)
 

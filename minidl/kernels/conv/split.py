@@ -1,4 +1,4 @@
-"""float32 operands split into two tf32 parts before a convolution, as `gemm.parts` does for products.
+"""float32 operands split into tf32 parts before a convolution, as `gemm.parts` does for products.
 
 x = hi + lo, hi and lo with 10 fraction bits each; a b = hi hi + hi lo + lo hi, without lo lo (2^-22 of |a| |b|). The
 tensor cores read all parts from shared memory. Splitting each block in the kernel of the product (`tf32x3` of `tl.dot`)
@@ -11,7 +11,6 @@ finite everywhere again from hi alone, for those of its results.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,47 +19,12 @@ import triton.language as tl
 from minidl.kernels.conv import costs
 from minidl.kernels.conv.prepared import Copy
 from minidl.kernels.conv.problem import GRAD_WEIGHT, Problem, Unsupported
+from minidl.kernels.conv.split_places import MOST, Places, parts
 from minidl.kernels.gemm.parts import nearest_tf32
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 
-MOST = 2**31  # maximum bytes of the parts of a convolution
 INFINITY = tl.constexpr(float("inf"))
-
-
-class Places(NamedTuple):
-    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [1 or 2, remainders, GROUPS, columns, C,
-    places].
-
-    The place (n, h, w), of N x height x width, of remainder a and column j is the pixel (n, first_h + a + h step_h,
-    first_w + j tap_w + w step_w), or zero if there is none. Rows of places are `pitch` values apart.
-    """
-
-    N: int
-    H: int
-    W: int
-    GROUPS: int
-    C: int
-    height: int
-    width: int
-    first_h: int
-    step_h: int
-    remainders: int
-    first_w: int
-    step_w: int
-    tap_w: int
-    columns: int
-    pitch: int
-
-    @property
-    def rows(self) -> int:
-        """Return the number of rows of one part."""
-        return self.remainders * self.GROUPS * self.columns * self.C
-
-    @property
-    def length(self) -> int:
-        """Return the number of places of a row."""
-        return self.N * self.height * self.width
 
 
 @triton.jit
@@ -132,13 +96,9 @@ def able(problem: Problem, size: int) -> bool | Unsupported:
         return Unsupported("parts of more than 2 GiB")
     if problem.target == "interpreted" and problem.dtype == torch.float32:
         return problem.form == "split" or Unsupported("nothing gained by the interpreter")
-    measured = problem.on_tf32_cores if problem.direction == GRAD_WEIGHT else problem.splits
-    return measured or Unsupported("not float32 in tf32 products on sm_90")
-
-
-def parts(problem: Problem) -> int:
-    """Return the number of parts of an operand: hi alone for the precision "tf32"."""
-    return 1 if problem.precision == "tf32" else 2
+    if problem.direction == GRAD_WEIGHT:
+        return problem.on_tf32_cores or Unsupported("not float32 in tf32 products on sm_90")
+    return problem.splits or Unsupported("not float32 in three tf32 products on sm_90")
 
 
 def copy_time(problem: Problem, size: float) -> float:

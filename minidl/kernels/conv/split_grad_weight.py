@@ -9,14 +9,15 @@ taps, and a row of taps is a distance of whole rows, whose lengths are multiples
 zeros as taps reach beyond it. With a stride s down, x is also copied once for each remainder of its rows modulo s.
 Such zeros are multiplied by x, so a non-finite pixel of the first or last rows or columns gives NaN for its channel.
 
-Copies of more than `split.MOST` bytes are made in slices of the images, one after another. The precision "tf32" has one
-part, the nearest tf32 numbers. With a single row of taps dy is read where it lies, as blocks of pixels that are split
-and transposed in registers; in a product of pixels (1x1) with more input than output channels x is, and the result is
+Copies of more than `split_places.MOST` bytes are made in slices of the images, one after another. The precision "tf32"
+has one part, the nearest tf32 numbers. With a single row of taps dy is read where it lies, as blocks of pixels that are
+split and transposed in registers; in a product of pixels (1x1) x is if it has more channels, and the result is
 transposed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ from minidl.kernels.conv import costs, split, tile_throughput
 from minidl.kernels.conv.prepared import Copy, Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Taps
-from minidl.kernels.conv.split import Places, not_finite, split_product
+from minidl.kernels.conv.split import not_finite, split_product
+from minidl.kernels.conv.split_places import parts, places_of, slice_of, written
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -152,45 +154,62 @@ def conv_split_grad_weight_kernel(
 
 
 class Prepared(NamedTuple):
-    """The copies of dy (None in place) and of x to parts, and the product, for each of `slices` of the images."""
+    """The copies of dy (None in place) and of x to parts, exchanged if `transposed`, and the product, for slices of
+    `images`; `rest` for the images of the last slice if it has fewer."""
 
     dy: Copy | None
     x: Copy
     product: Shares
-    slices: int
+    images: int
     transposed: bool
+    rest: Prepared | None = None
+
+    def of(self, images: int) -> Prepared:
+        """Return what computes a slice."""
+        return self if self.rest is None or images == self.images else self.rest
 
 
 def able(problem: Problem) -> bool | Unsupported:
-    part, _, _ = _part(problem)
-    x, dy = _places(part)
+    part, _ = slice_of(problem)
+    x, _ = places_of(part)
+    shares = launch.cdiv(problem.N, max(1, part.N)) * _cut(part).shares
+    partial = shares * math.prod(problem.shape) * launch.acc_torch(problem.dtype).itemsize
     return (
-        split.able(part, _written(part))
+        split.able(part, max(written(part), partial))
         and (problem.boxes(x.pitch) or NO_BOXES)
-        and (dy is not None or problem.boxes(problem.groups * part.M) or NO_BOXES)
         and (x.remainders * x.columns <= COPIES or Unsupported("more copies than a grid has rows"))
     )
 
 
 def estimate(problem: Problem) -> float:
-    problem, slices, _ = _part(problem)
-    written, (OH, OW) = _written(problem), problem.written
-    in_place = 0 if _places(problem)[1] else problem.N * OH * OW * problem.groups * problem.M * problem.dtype.itemsize
-    copies = costs.copy_time(problem, written) + costs.copy_time(problem, costs.moved(problem) - in_place)
+    images = problem.N
+    problem, _ = slice_of(problem)
+    copied, (OH, OW) = written(problem), problem.written
+    in_place = 0 if places_of(problem)[1] else problem.N * OH * OW * problem.groups * problem.M * problem.dtype.itemsize
+    copies = costs.copy_time(problem, copied) + costs.copy_time(problem, costs.moved(problem) - in_place)
     odd = problem.groups > 1 or problem.C % LANES or problem.M % LANES
     copies = copies * (SCATTERED if odd else 1.0) + LAUNCHES
-    return slices * (copies + costs.launch_time(problem, _cut(problem).microseconds, written + in_place))
+    product = costs.launch_time(problem, _cut(problem).microseconds, copied + in_place)
+    return images / max(1, problem.N) * (copies + product)
 
 
 def prepare(problem: Problem) -> Prepared:
-    shape = problem.shape
-    problem, slices, transposed = _part(problem)
-    x, dy = _places(problem)
-    tile, shares, parts = tile_of(problem), _cut(problem).shares, split.parts(problem)
+    part, transposed = slice_of(problem)
+    rest = problem.N % part.N if part.N else 0
+    prepared = _prepare(part, problem.shape, transposed)
+    if not rest:
+        return prepared
+    return prepared._replace(rest=_prepare(part._replace(N=rest), problem.shape, transposed))
+
+
+def _prepare(problem: Problem, shape: tuple[int, ...], transposed: bool) -> Prepared:
+    """Return the launches for one slice, `problem`, of a gradient of this shape."""
+    x, dy = places_of(problem)
+    tile, shares, count = tile_of(problem), _cut(problem).shares, parts(problem)
     steps = launch.cdiv(launch.cdiv(x.length, tile["BLOCK_K"]), shares)
     grid = Grid(problem.M, problem.groups, x.width, steps, problem.at.down.in_start - x.first_h, x.remainders)
     record = tile.record(
-        SplitTile, ACC=launch.acc(problem.dtype), PARTS=parts, IN_PLACE=dy is None, TRANSPOSED=transposed
+        SplitTile, ACC=launch.acc(problem.dtype), PARTS=count, IN_PLACE=dy is None, TRANSPOSED=transposed
     )  # fmt: skip
     meta = {
         "taps": Taps.of(problem), "tile": record, **dependent_launch.options(target=problem.target),
@@ -200,21 +219,23 @@ def prepare(problem: Problem) -> Prepared:
     boxes = (
         Box((x.length, channels), (channels, 1), (tile["BLOCK_K"], tile["BLOCK_M"]))
         if dy is None
-        else Box((parts * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
-        Box((parts * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
+        else Box((count * dy.rows, dy.length), (dy.pitch, 1), (tile["BLOCK_M"], tile["BLOCK_K"])),
+        Box((count * x.rows, x.length), (x.pitch, 1), (tile["BLOCK_N"], tile["BLOCK_K"])),
     )
     product = launch.Prepared(conv_split_grad_weight_kernel, (_tiles(problem, tile) * shares,), (grid,), meta, boxes)
     of_dy = dy and split.prepare_across(problem, dy)
-    return Prepared(of_dy, split.prepare_across(problem, x), Shares(product, shares, shape), slices, transposed)
+    return Prepared(of_dy, split.prepare_across(problem, x), Shares(product, shares, shape), problem.N, transposed)
 
 
 def run(prepared: Prepared, t: Tensors) -> torch.Tensor:
-    of_dy, of_x, product, slices, transposed = prepared
-    partial = product.partial(t.w.dtype, t.w.device, slices)
-    operands = (t.x, t.w) if transposed else (t.w, t.x)
-    for dy, x, part in zip(*(each.chunk(slices) for each in (*operands, partial)), strict=True):
+    operands = (t.x, t.w) if prepared.transposed else (t.w, t.x)
+    pairs = list(zip(*(each.split(max(1, prepared.images)) for each in operands), strict=True))
+    shares = [prepared.of(len(dy)).product.number for dy, _ in pairs]
+    partial = prepared.product.partial(t.w.dtype, t.w.device, sum(shares))
+    for (dy, x), part in zip(pairs, partial.split(shares), strict=True):
+        of_dy, of_x, product, *_ = prepared.of(len(dy))
         product.launch.run(dy if of_dy is None else of_dy.run(dy), of_x.run(x), part)
-    return product.total(partial, t.w.dtype)
+    return prepared.product.total(partial, t.w.dtype)
 
 
 def tile_of(problem: Problem) -> launch.Tile:
@@ -222,7 +243,7 @@ def tile_of(problem: Problem) -> launch.Tile:
     columns = len(problem.at.across.taps) * problem.C
     rows = max(problem.M, tile_throughput.WGMMA_ROWS)
     tiles = problem.tiles("conv_split_grad_weight", M=rows, N=max(columns, tile_throughput.LEAST_COLUMNS))
-    if _places(problem)[1] is None:  # two accumulators
+    if places_of(problem)[1] is None:  # two accumulators
         fits = tuple(tile for tile in tiles if tile["BLOCK_M"] * tile["BLOCK_N"] <= HALF * tile.num_warps)
         tiles = fits or tiles[-1:]
     return min(tiles, key=lambda tile: _shares(problem, tile).microseconds)
@@ -241,51 +262,9 @@ def _cut(problem: Problem) -> costs.Split:
 
 def _shares(problem: Problem, tile: launch.Tile) -> costs.Split:
     """Return the fastest number of shares of a tile."""
-    blocks = launch.cdiv(_places(problem)[0].length, tile["BLOCK_K"])
+    blocks = launch.cdiv(places_of(problem)[0].length, tile["BLOCK_K"])
     steps = tile_throughput.steps(problem, blocks, tile["BLOCK_K"], boxes=True)
     values = problem.groups * problem.M * problem.taps * problem.C
     throughput = tile_throughput.of_split(problem, tile)
     work = costs.Work(_tiles(problem, tile), steps, throughput, "weight", values=values)
     return costs.in_shares(problem, work, blocks, LEAST)
-
-
-def _part(problem: Problem) -> tuple[Problem, int, bool]:
-    """Return the problem of as many images as have copies of at most `split.MOST` bytes, the number of such slices, and
-    whether dy and x are exchanged."""
-    across, down = problem.at.across, problem.at.down
-    alike = problem.taps == 1 and problem.read == problem.written and across.in_step == down.in_step == 1
-    transposed = alike and problem.C > problem.M
-    if transposed:
-        problem = problem._replace(C=problem.M, M=problem.C)
-    least = launch.cdiv(_written(problem), split.MOST)
-    slices = next((n for n in range(least, problem.N + 1) if problem.N % n == 0), problem.N) if least > 1 else 1
-    return problem._replace(N=problem.N // max(1, slices)), slices, transposed
-
-
-def _written(problem: Problem) -> int:
-    """Return the bytes of the copies."""
-    x, dy = _places(problem)
-    return split.parts(problem) * problem.dtype.itemsize * (x.rows + (dy.rows if dy else 0)) * x.pitch
-
-
-def _places(problem: Problem) -> tuple[Places, Places | None]:
-    """Return the places of x and of dy; None for dy in place."""
-    down, across = problem.at.down, problem.at.across
-    (H, W), (OH, OW) = problem.read, problem.written
-    alone = len(down.taps) == 1
-    # A single row of taps has one remainder, in which x begins.
-    first, remainders = (down.in_start % down.in_step, 1) if alone else (0, down.in_step)
-    starts = [down.in_start - first + j * down.in_tap for j in range(len(down.taps))]
-    above, below = min(starts) // down.in_step, max(starts) // down.in_step
-    height = max(launch.cdiv(H - first, down.in_step) - min(above, 0), OH + max(below, 0))
-    width = launch.cdiv(OW, 4) * 4
-    in_place = alone and problem.boxes(problem.groups * problem.M, problem.aligned)
-    if in_place:  # the places are the pixels of dy
-        first, height, width = down.in_start, OH, OW
-    pitch = launch.cdiv(problem.N * height * width, 4) * 4
-    x = Places(
-        problem.N, H, W, problem.groups, problem.C, height, width, first, down.in_step, remainders,
-        across.in_start, across.in_step, across.in_tap, len(across.taps), pitch,
-    )  # fmt: skip
-    dy = Places(problem.N, OH, OW, problem.groups, problem.M, height, width, 0, 1, 1, 0, 1, 1, 1, pitch)
-    return x, None if in_place else dy

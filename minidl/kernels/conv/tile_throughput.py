@@ -71,7 +71,7 @@ def of_boxes(problem: Problem, tile: launch.Tile) -> Throughput:
 
 
 def of_split(problem: Problem, tile: launch.Tile) -> Throughput:
-    """Return the throughput of a tile whose operands are in two parts each (`split`)."""
+    """Return the throughput of a tile whose operands are in parts (`split`)."""
     rate = selection.rate(problem.target, problem.dtype, problem.precision) / problem.processors
     rows, columns = max(WGMMA_ROWS, tile["BLOCK_M"]), max(LEAST_COLUMNS, tile["BLOCK_N"])
     products = 2 * rows * columns * FULL_BLOCK / rate

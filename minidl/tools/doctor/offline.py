@@ -172,7 +172,8 @@ def _overwrites(ptx: str) -> bool:
     labels = {label[1]: label.start() for label in re.finditer(r"^\s*(\$L__BB\w+):", ptx, re.MULTILINE)}
     for branch in re.finditer(r"\bbra(?:\.uni)?\s+(\$L__BB\w+)", ptx):
         body = ptx[labels.get(branch[1], branch.start()) : branch.start()]
-        if re.search(FROM_REGISTERS, body) and int((re.findall(IN_FLIGHT, body) or [0])[-1]):
+        products = [match.end() for match in re.finditer(FROM_REGISTERS, body)]
+        if products and int((re.findall(IN_FLIGHT, body[products[-1] :]) or [1])[-1]):
             return True
     return False
 
