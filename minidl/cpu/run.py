@@ -23,7 +23,6 @@ from triton.runtime.jit import create_function_from_signature, native_specialize
 from minidl.common import locks
 from minidl.cpu import build
 from minidl.cpu.translate import translate
-from minidl.runtime import cache_keys
 
 # Kernels are specialised as for this GPU; the TTIR of older ones has no descriptors.
 TARGET = GPUTarget("cuda", 80, 32)
@@ -120,7 +119,6 @@ def _library(
     # Tensors of minidl's kernels do not overlap, as `deferral` expects.
     defers = kernel.fn.__module__.startswith("minidl.")
     with locks.TRITON:
-        cache_keys.compute_key(kernel)
         bound, specialization, extra = bind(*args, **meta)
         options, signature, constants, attributes = kernel._pack_args(backend, dict(meta), bound, specialization, extra)
         kinds = tuple(map(_kind, signature.values()))

@@ -84,6 +84,7 @@ def _run_on_cpu(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta:
     compiled = cpu.lookup(kernel, args, meta)
     if compiled is None:
         _check_tensors(kernel, args)
+        cache_keys.compute_key(kernel)
         compiled = cpu.compile_launch(kernel, args, meta)
     compiled.bind(grid, args).run()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import JITFunction
 
-from minidl.runtime import launch
+from minidl.runtime import cache_keys, launch
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 
@@ -56,6 +56,7 @@ class Compiled:
                     raise ValueError(f"testing.compiled: {name} is on {value.device}, expected a tensor on the CPU")
             values = tuple(bound.arguments.values())
             sizes = grid(bound.arguments) if callable(grid) else grid
+            cache_keys.compute_key(self.kernel)
             launched = cpu.lookup(self.kernel, values, meta) or cpu.compile_launch(self.kernel, values, meta)
             launched.bind(sizes, values).run()
 

@@ -29,7 +29,7 @@ from minidl.kernels.conv.prepared import Copy, Shares
 from minidl.kernels.conv.problem import GRAD_WEIGHT, NO_BOXES, Problem, Tensors, Unsupported
 from minidl.kernels.conv.records import Taps
 from minidl.kernels.conv.split import not_finite, split_product
-from minidl.kernels.conv.split_places import parts, places_of, slice_of, written
+from minidl.kernels.conv.split_places import MOST, parts, places_of, slice_of, written
 from minidl.runtime import dependent_launch, launch
 from minidl.runtime.dependent_launch import wait
 from minidl.runtime.descriptors import Box
@@ -172,13 +172,17 @@ class Prepared(NamedTuple):
 def able(problem: Problem) -> bool | Unsupported:
     part, _ = slice_of(problem)
     x, _ = places_of(part)
-    shares = launch.cdiv(problem.N, max(1, part.N)) * _cut(part).shares
-    partial = shares * math.prod(problem.shape) * launch.acc_torch(problem.dtype).itemsize
     return (
-        split.able(part, max(written(part), partial))
+        split.able(part, written(part))
         and (problem.boxes(x.pitch) or NO_BOXES)
         and (x.remainders * x.columns <= COPIES or Unsupported("more copies than a grid has rows"))
+        and (_partial_bytes(problem, part) <= MOST or Unsupported("partial sums of more than 2 GiB"))
     )
+
+
+def _partial_bytes(problem: Problem, part: Problem) -> int:
+    shares = launch.cdiv(problem.N, max(1, part.N)) * _cut(part).shares
+    return shares * math.prod(problem.shape) * launch.acc_torch(problem.dtype).itemsize
 
 
 def estimate(problem: Problem) -> float:

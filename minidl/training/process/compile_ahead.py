@@ -8,7 +8,7 @@ from typing import Any
 
 from minidl.common import timing
 from minidl.compilation import compiler_processes, rehearsal
-from minidl.runtime import launch
+from minidl.runtime import cache_keys, launch
 from minidl.training.process.display import Display
 
 _FEW = 4  # compiling fewer kernels at their launch takes less time than starting a process
@@ -44,6 +44,8 @@ def _for_cpu(work: Callable[[], object], display: Display) -> None:
     try:
         with rehearsal.rehearsal(lambda *launched: launches.append(launched)):
             work()
+        for kernel in {launched[0] for launched in launches}:
+            cache_keys.compute_key(kernel)
         with display.counted("compiling kernels") as progress:
             cpu.compile_ahead(launches, progress)
     except Exception as error:  # noqa: BLE001 (an error of the work is raised again when it runs)
