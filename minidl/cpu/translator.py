@@ -20,14 +20,11 @@ HEAVY = {
     "precise_sqrt",
 }  # fmt: skip
 DIVISIONS = {"divsi", "remsi", "divui", "remui"}  # never vectorised: computed once, outside of the loops that use them
+REFUSAL = " is not supported on the CPU"
 IGNORED = {
     "tt.return", "llvm.intr.assume", "tt.assert", "tt.print", "tt.grid_dependency_wait",
     "tt.grid_dependency_launch_dependents",
 }  # fmt: skip
-
-
-class UnsupportedError(NotImplementedError):
-    """An operation that is not supported on the CPU, with its line."""
 
 
 class Translator:
@@ -121,11 +118,10 @@ class Translator:
                 continue
             try:
                 results = self.operation(operation)
-            except UnsupportedError:  # in a region of this operation
-                raise
             except NotImplementedError as error:
-                where = self.function.line_of(operation)
-                raise UnsupportedError(f"{where}: {error} is not supported on the CPU") from None
+                if str(error).endswith(REFUSAL):  # of an operation in a region of this one
+                    raise
+                raise NotImplementedError(f"{self.function.line_of(operation)}: {error}{REFUSAL}") from None
             self.values.update(zip(operation.results, results, strict=True))
         return []
 

@@ -27,6 +27,7 @@ REASONS = {
 OWN = {
     "nn.MLP": "a network of Linear layers",
     "nn.SparseLinear": "`ops.sparse_linear` as a layer",
+    "ops.add_rms_norm": "`rms_norm` of a sum, and the sum",
     "ops.bias_act": "a bias and an activation in one kernel",
     "ops.fold_batch_norm": "`torch.nn.utils.fuse_conv_bn_weights`",
     "ops.sparse_linear": "`linear` for a sparse input (CSR)",
