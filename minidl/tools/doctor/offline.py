@@ -58,7 +58,7 @@ MEMORY = r"\b(?:ld\.global|st\.global|cp\.async|atom\.global|red\.global)"
 # An error that LLVM writes to standard error, with its line of assembler if there is one.
 LLVM_ERROR = r"(?<!ld\.lld: )error: (.*(?:\n[ \t]+\S.*)?)"
 _MOST_STDERR = 1 << 22  # bytes, with the code that a pass of the compiler failed on
-FIGURES_FILE = "minidl_figures_7.json"
+FIGURES_FILE = "minidl_figures_8.json"
 # A wgmma whose left operand is in registers, and the number of them that stay in flight after a wait.
 FROM_REGISTERS, IN_FLIGHT = r"\bwgmma\.mma_async[^{]*\{[^}]*\},\s*\{", r"\bwgmma\.wait_group\S* (\d+)"
 
@@ -173,7 +173,10 @@ def _overwrites(ptx: str) -> bool:
     for branch in re.finditer(r"\bbra(?:\.uni)?\s+(\$L__BB\w+)", ptx):
         body = ptx[labels.get(branch[1], branch.start()) : branch.start()]
         products = [match.end() for match in re.finditer(FROM_REGISTERS, body)]
-        if products and int((re.findall(IN_FLIGHT, body[products[-1] :]) or [1])[-1]):
+        if not products:
+            continue
+        behind, waits = re.findall(IN_FLIGHT, body[products[-1] :]), re.findall(IN_FLIGHT, body)
+        if int(behind[-1] if behind else waits[0] if waits else 1):  # else the next round waits first
             return True
     return False
 
