@@ -62,8 +62,8 @@ class Grid(NamedTuple):
 class SplitTile(NamedTuple):
     """BLOCK_M output channels x BLOCK_N columns of taps and channels, in steps of BLOCK_K places; PARTS of operands.
 
-    IN_PLACE  whether dy is [places, GROUPS * M]
-    TRANSPOSED    whether dy and x are exchanged, so that the result is transposed
+    IN_PLACE    whether dy is [places, GROUPS * M]
+    TRANSPOSED  whether dy and x are exchanged, so that the result is transposed
     """
 
     BLOCK_M: int
@@ -128,6 +128,8 @@ def conv_split_grad_weight_kernel(
     lo_n = remainders * GROUPS * N
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     one = (steps > 0).to(tile.ACC)
+    if not (tile.IN_PLACE and tile.PARTS == 2):  # where it makes Triton 3.6 spill
+        tl.assume(steps > 0)
     for i in range(steps):
         b_dy, b_dy_lo = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)  # [BLOCK_M, BLOCK_K]
         b_x = d_x.load([o_n, k_x + i * BLOCK_K]).T  # [BLOCK_K, BLOCK_N]
