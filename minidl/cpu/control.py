@@ -19,7 +19,7 @@ class Variable:
     """A value that a loop or a branch changes: a variable of C, or two buffers that change roles."""
 
     def __init__(self, translator: Translator, element: str, shape: tuple[int, ...]) -> None:
-        self.translator, self.is_tensor = translator, bool(shape)
+        self.translator = translator
         if shape:
             self.value, self.next = (translator.memory(element, shape) for _ in range(2))
         else:
@@ -28,7 +28,7 @@ class Variable:
 
     def set(self, value: Value) -> None:
         """Give the variable its first value."""
-        if self.is_tensor:
+        if self.value.shape:
             self.translator.copy(value, self.value)
         else:
             self.translator.code.write(f"{self.value.data} = {self.translator.number(value)};")
@@ -40,7 +40,7 @@ def update(translator: Translator, variables: Sequence[Variable], values: Sequen
     for variable, value in zip(variables, values, strict=True):
         if value is variable.value:
             continue
-        if variable.is_tensor:
+        if variable.value.shape:
             translator.copy(value, variable.next)
             swaps.append((variable.value.data[0], variable.next.data[0]))
         else:

@@ -41,15 +41,15 @@ class Compiled(NamedTuple):
 
     def bind(self, grid: tuple[int, ...], args: tuple[Any, ...], moving: tuple[int, ...] = ()) -> Launch:
         """Return a launch with these arguments, those at positions `moving` to be given as addresses."""
-        places: list[int] = []
+        positions: list[int] = []
         slots: list[int] = []
         for i, (kind, arg) in enumerate(zip(self.kinds, args, strict=False)):
-            places.append(len(slots))
+            positions.append(len(slots))
             slots += _slots(kind, 0 if i in moving else arg)
         if any(kind != CONSTANT for kind in self.kinds[len(args) :]):
             raise TypeError(f"{self.name.decode()}: {len(args)} arguments by position, expected all but constants")
         sizes = (ctypes.c_int64 * 3)(*(*grid, 1, 1)[:3])
-        return Launch(self, (ctypes.c_int64 * len(slots))(*slots), sizes, tuple(places[i] for i in moving))
+        return Launch(self, (ctypes.c_int64 * len(slots))(*slots), sizes, tuple(positions[i] for i in moving))
 
 
 class Launch(NamedTuple):

@@ -100,7 +100,7 @@ class Layer(Accelerated):
 
         @functools.wraps(original)
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            for name in parameters[len(args) :]:
+            for name in parameters[len(args) :] if kwargs else ():
                 if name not in kwargs:
                     break
                 args = *args, kwargs.pop(name)

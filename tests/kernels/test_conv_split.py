@@ -90,23 +90,23 @@ def test_one_part_is_the_nearest_tf32_number(name):
     assert ((dw.double() - exact).abs() <= (2.0**-10 + 2.0**-20 + (pixels + 2) * 2.0**-23) * total).all()
 
 
-@pytest.mark.parametrize(("images", "slice", "rest"), [(6, 2, 0), (7, 2, 1), (3, 1, 0)])
+@pytest.mark.parametrize(("images", "slice", "last"), [(6, 2, 0), (7, 2, 1), (3, 1, 0)])
 @pytest.mark.parametrize("precision", ["tf32x3", "tf32"])
 @pytest.mark.parametrize("name", ["strides", "1x1"])
-def test_slices_of_images(monkeypatch, name, images, slice, rest, precision):
+def test_slices_of_images(monkeypatch, name, images, slice, last, precision):
     x, w, dy, geometry = tensors(name, N=images)
     exact, total = gradient(x, w, dy, name)
     with launch.in_precision(precision):
-        whole = conv.grad_weight(x, dy, geometry, form="split")
+        unsliced = conv.grad_weight(x, dy, geometry, form="split")
         problem = Problem(GRAD_WEIGHT, geometry, images, 8, 12, torch.float32, precision, form="split")
         most = split_places.written(split_places.slice_of(problem._replace(N=slice))[0])
         monkeypatch.setattr(split_places, "MOST", int(1.1 * most))
         tiles.forget()
         prepared = split_grad_weight.prepare(problem)
-        assert (prepared.images, prepared.rest.images if prepared.rest else 0) == (slice, rest)
+        assert (prepared.images, prepared.last.images if prepared.last else 0) == (slice, last)
         dw = conv.grad_weight(x, dy, geometry, form="split")
     tiles.forget()
-    for each in (whole, dw):
+    for each in (unsliced, dw):
         assert ((each.double() - exact).abs() <= (1e-3 if precision == "tf32" else 1e-5) * total).all()
 
 
@@ -141,7 +141,7 @@ def test_parts_beyond_the_limit_are_left_to_other_forms():
     )  # fmt: skip
     assert split_grad_weight.able(problem)
     prime = split_grad_weight.prepare(problem._replace(N=127))
-    assert (split_grad_weight.prepare(problem).images, prime.images, prime.rest.images) == (20, 20, 7)
+    assert (split_grad_weight.prepare(problem).images, prime.images, prime.last.images) == (20, 20, 7)
     assert split_grad_weight.prepare(problem._replace(precision="tf32")).images == 32
     assert "not float32" in split_grad_weight.able(problem._replace(precision="ieee"))
     large = Geometry.of((20000, 20000), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))

@@ -128,7 +128,8 @@ def conv_split_grad_weight_kernel(
     lo_n = remainders * GROUPS * N
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tile.ACC)
     one = (steps > 0).to(tile.ACC)
-    if not (tile.IN_PLACE and tile.PARTS == 2):  # where it makes Triton 3.6 spill
+    # With an operand in place in two parts, Triton 3.6 spills registers under this assumption.
+    if not (tile.IN_PLACE and tile.PARTS == 2):
         tl.assume(steps > 0)
     for i in range(steps):
         b_dy, b_dy_lo = _load_rows(d_dy, o_m, lo_m, k + i * BLOCK_K, tile)  # [BLOCK_M, BLOCK_K]
@@ -157,18 +158,18 @@ def conv_split_grad_weight_kernel(
 
 class Prepared(NamedTuple):
     """The copies of dy (None in place) and of x to parts, exchanged if `transposed`, and the product, for slices of
-    `images`; `rest` for the images of the last slice if it has fewer."""
+    `images`; `last` is that of the last slice if it has fewer."""
 
     dy: Copy | None
     x: Copy
     product: Shares
     images: int
     transposed: bool
-    rest: Prepared | None = None
+    last: Prepared | None = None
 
     def of(self, images: int) -> Prepared:
         """Return what computes a slice."""
-        return self if self.rest is None or images == self.images else self.rest
+        return self if self.last is None or images == self.images else self.last
 
 
 def able(problem: Problem) -> bool | Unsupported:
@@ -190,8 +191,8 @@ def _partial_bytes(problem: Problem, part: Problem) -> int:
 def estimate(problem: Problem) -> float:
     images = problem.N
     problem, _ = slice_of(problem)
-    copied, (OH, OW) = written(problem), problem.written
-    in_place = 0 if places_of(problem)[1] else problem.N * OH * OW * problem.groups * problem.M * problem.dtype.itemsize
+    copied = written(problem)
+    in_place = 0 if places_of(problem)[1] else costs.written(problem)
     copies = costs.copy_time(problem, copied) + costs.copy_time(problem, costs.moved(problem) - in_place)
     odd = problem.groups > 1 or problem.C % LANES or problem.M % LANES
     copies = copies * (SCATTERED if odd else 1.0) + LAUNCHES
@@ -201,11 +202,9 @@ def estimate(problem: Problem) -> float:
 
 def prepare(problem: Problem) -> Prepared:
     part, transposed = slice_of(problem)
-    rest = problem.N % part.N if part.N else 0
-    prepared = _prepare(part, problem.shape, transposed)
-    if not rest:
-        return prepared
-    return prepared._replace(rest=_prepare(part._replace(N=rest), problem.shape, transposed))
+    images = problem.N % part.N if part.N else 0
+    last = _prepare(part._replace(N=images), problem.shape, transposed) if images else None
+    return _prepare(part, problem.shape, transposed)._replace(last=last)
 
 
 def _prepare(problem: Problem, shape: tuple[int, ...], transposed: bool) -> Prepared:

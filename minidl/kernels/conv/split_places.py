@@ -1,4 +1,4 @@
-"""Where the operands of a "split" weight gradient lie in its copies, and how many images are copied at once."""
+"""The layout of the copies of a "split" weight gradient's operands, and the number of images that it copies at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST = 2**31  # maximum bytes of the parts of a convolution, or of a slice of it
 
 
 class Places(NamedTuple):
-    """Where pixels [N, H, W] of GROUPS groups of C channels lie in parts [1 or 2, remainders, GROUPS, columns, C,
+    """The layout of pixels [N, H, W] of GROUPS groups of C channels in parts [1 or 2, remainders, GROUPS, columns, C,
     places].
 
     The place (n, h, w), of N x height x width, of remainder a and column j is the pixel (n, first_h + a + h step_h,

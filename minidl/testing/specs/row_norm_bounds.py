@@ -185,7 +185,7 @@ def bound_of_sum(case: Case, results: tuple[torch.Tensor, ...], dtype: torch.dty
 
 
 def grad_bound_of_sum(case: Case, dy: Any, grads: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
-    """The gradient of the norm and that of the sum are added and rounded once more."""
+    """Return the bound of the gradients: the kernel adds those of the norm and of the sum, and rounds once more."""
     x, residual, weight = grads
     total = next((grad for grad in (x, residual) if grad is not None), None)
     of_norm = None if total is None else total - dy[1]
